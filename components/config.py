@@ -1,0 +1,170 @@
+"""One YAML file per graph: a `common:` section and one section per component, every key also a flag.
+
+The sections' keys are the fields below. `common:` keys are merged under each component that knows
+them; a component's own section wins over `common:`, a flag wins over both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+DEMO_MODEL = Path(__file__).resolve().parent / "demo_model"
+
+
+class ConfigError(ValueError):
+    """A key or value that cannot be used; the message names it and what would be right."""
+
+
+class CommonConfig(BaseModel):
+    """What every process of a graph has to agree on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: Path = Field(DEMO_MODEL, description="checkpoint directory (config.json, safetensors, tokenizer)")
+    served_model_name: str = Field("", description="name in the APIs; the directory's name if empty")
+    namespace: str = Field("sangam", pattern=r"^[a-z][a-z0-9_]*$", description="Dynamo namespace")
+    nats: str = Field("", description="URL of a NATS server; `sangam serve` starts a private one if empty")
+    request_plane: Literal["nats", "tcp"] = Field("nats", description="how requests reach workers")
+    discovery: Literal["file", "etcd", "kubernetes"] = Field("file", description="how processes find each other")
+    discovery_dir: str = Field("", description="directory of file discovery; private to this graph if empty")
+    etcd: str = Field("", description="etcd endpoints, with discovery: etcd")
+
+    @property
+    def model_name(self) -> str:
+        return self.served_model_name or self.model.resolve().name
+
+
+class FrontendConfig(CommonConfig):
+    """Dynamo's own frontend: OpenAI over HTTP and, if a port is given, KServe over gRPC."""
+
+    http_host: str = Field("127.0.0.1", description="address the OpenAI API listens on")
+    http_port: int = Field(8000, ge=1, le=65535, description="port of the OpenAI API")
+    grpc_port: int | None = Field(None, ge=1, le=65535, description="port of the KServe gRPC API; off if absent")
+
+
+class RouterConfig(CommonConfig):
+    """The router: validates requests, places every block, streams the answer."""
+
+    max_queued_tokens: int = Field(262_144, ge=1, description="prompt + canvas tokens in flight before 503")
+    max_attempts: int = Field(5, ge=1, description="workers one block may be lost with before the request fails")
+    worker_timeout_s: float = Field(10.0, gt=0, description="silence after which a worker counts as lost")
+    context_length: int | None = Field(None, ge=1, description="cap on prompt + canvas; the model's own if absent")
+
+
+class WorkerConfig(CommonConfig):
+    """A colocated worker: its model, its KV pool and its scheduler."""
+
+    num_workers: int = Field(1, ge=1, description="how many such processes `sangam serve` starts")
+    token_budget: int = Field(2048, ge=1, description="tau of Algorithm 1, tokens per step")
+    max_num_seqs: int = Field(64, ge=1, description="requests denoised together")
+    page_size: int = Field(16, ge=1, description="tokens per KV page")
+    kv_cache_tokens: int = Field(65_536, ge=1, description="capacity of the KV pool in tokens")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="weights, activations and KV")
+    device: str = Field("cpu", description="torch device")
+    num_threads: int = Field(1, ge=1, description="CPU threads of the forward")
+    load_report_interval_s: float = Field(0.2, gt=0, description="how often load is published over NATS")
+
+
+SECTIONS: dict[str, type[CommonConfig]] = {
+    "frontend": FrontendConfig,
+    "router": RouterConfig,
+    "colocated_worker": WorkerConfig,
+}
+
+ConfigT = TypeVar("ConfigT", bound=CommonConfig)
+
+
+def load(section: str, path: Path | None, flags: Mapping[str, Any] | None = None) -> CommonConfig:
+    """The validated configuration of one component of `SECTIONS`.
+
+    Args:
+        path: the graph's YAML file; defaults alone if None.
+        flags: values that win over the file; None values are ignored.
+
+    Raises:
+        ConfigError: unreadable file, unknown section or key (naming the nearest known), bad value.
+    """
+    document = _read(path) if path else {}
+    schema = SECTIONS[section]
+    common = document.get("common", {})
+    merged = {k: v for k, v in common.items() if k in schema.model_fields}
+    merged |= document.get(section, {})
+    merged |= {k: v for k, v in (flags or {}).items() if v is not None}
+    try:
+        return schema.model_validate(merged)
+    except ValidationError as error:
+        problems = "; ".join(f"{section}.{e['loc'][0]}: {e['msg']} (got {e['input']!r})" for e in error.errors())
+        raise ConfigError(problems) from None
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        document = yaml.safe_load(path.read_text()) or {}
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: expected sections (common, {', '.join(SECTIONS)}), got {document!r}")
+    everything = {key for schema in SECTIONS.values() for key in schema.model_fields}
+    for section, values in document.items():
+        _known(str(section), ("common", *SECTIONS), f"{path}: unknown section")
+        if not isinstance(values, dict | None):
+            raise ConfigError(f"{path}: section {section} must hold `key: value` lines, got {values!r}")
+        keys = everything if section == "common" else SECTIONS[section].model_fields
+        for key in values or {}:
+            _known(str(key), sorted(keys), f"{path}: unknown key in {section}")
+    return {section: values or {} for section, values in document.items()}
+
+
+def _known(name: str, known: Sequence[str], problem: str) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1, 0.0)
+        raise ConfigError(f"{problem}: {name!r}; did you mean {near[0]!r}?")
+
+
+def add_flags(parser: argparse.ArgumentParser, schema: type[CommonConfig]) -> None:
+    """Adds `-f/--config` and one flag per field of `schema`; absent flags parse to None."""
+    parser.add_argument("-f", "--config", type=Path, metavar="FILE", help="the graph's YAML file")
+    for name, field in schema.model_fields.items():
+        default = "" if field.default in ("", None) else f" (default: {field.default})"
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            help=f"{field.description}{default}",
+            **{"metavar": name.upper(), **_kind(field)},
+        )
+
+
+def _kind(field: FieldInfo) -> dict[str, Any]:
+    annotation = field.annotation
+    if typing.get_origin(annotation) is Literal:
+        return {"choices": typing.get_args(annotation), "metavar": None}
+    if isinstance(annotation, types.UnionType):
+        annotation = typing.get_args(annotation)[0]
+    return {"type": annotation}
+
+
+def from_command_line(section: str, schema: type[ConfigT], argv: Sequence[str] | None = None) -> ConfigT:
+    """The configuration of a component started as `python -m components.<section>`.
+
+    A mistake ends the process with status 2 and one line on stderr.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m components.{section}", description=schema.__doc__)
+    add_flags(parser, schema)
+    flags = vars(parser.parse_args(argv))
+    try:
+        config = load(section, flags.pop("config"), flags)
+    except ConfigError as error:
+        parser.error(str(error))
+    assert isinstance(config, schema)
+    return config
