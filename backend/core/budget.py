@@ -1,0 +1,49 @@
+"""The deficit token budget (paper section 4.1, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+
+class TokenBudget:
+    """How many whole prefills may join this step's decodes.
+
+    Unused budget is carried forward as `deficit` while prefills wait, so that a prefill larger than
+    the budget left is admitted after a bounded number of steps, and over W steps with prefills
+    waiting at most W * token_budget - sum(decode tokens) prefill tokens are admitted (idle
+    admissions and steps whose decodes exceed the budget excepted: debt is forgiven).
+    """
+
+    def __init__(self, token_budget: int) -> None:
+        if token_budget < 1:
+            raise ValueError(f"token_budget={token_budget} must be at least 1")
+        self.token_budget = token_budget
+        self.deficit = 0
+
+    def admit(self, decode_tokens: int, waiting: Sequence[int], has_room: Callable[[int], bool]) -> int:
+        """How many prefills from the head of the queue run in this step; moves the deficit on.
+
+        Args:
+            decode_tokens: tokens of the decodes of this step, which are never displaced.
+            waiting: tokens of each waiting prefill, in order of request arrival.
+            has_room: whether the i-th waiting prefill finds pages and a seat; called in order, once
+                for each prefill that the budget admits, and may reserve them.
+        """
+        if not waiting:
+            self.deficit = 0
+            return 0
+        budget = self.token_budget - decode_tokens + self.deficit
+        admitted = 0
+        for tokens in waiting:
+            idle = decode_tokens == 0 and admitted == 0
+            if tokens > budget and not idle:
+                break
+            if not has_room(admitted):
+                # Stopped by memory, not by the budget: this step's allowance is not earned, or else
+                # a memory stall would turn into a burst of prefills that stalls decodes later.
+                budget = min(budget, self.deficit)
+                break
+            budget -= tokens
+            admitted += 1
+        self.deficit = max(budget, 0)
+        return admitted

@@ -1,0 +1,170 @@
+"""A request on its way through the system: its tokens, its current block, its status."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+
+from backend.core.sampling_params import SamplingParams
+
+
+class RequestStatus(enum.Enum):
+    """See design: WAITING -> PREFILLING -> (WAITING_FOR_KV -> TRANSFERRING) -> DENOISING -> WAITING ... FINISHED."""
+
+    WAITING = enum.auto()
+    PREFILLING = enum.auto()
+    WAITING_FOR_KV = enum.auto()
+    TRANSFERRING = enum.auto()
+    DENOISING = enum.auto()
+    FINISHED_STOP = enum.auto()
+    FINISHED_LENGTH = enum.auto()
+    FINISHED_ABORTED = enum.auto()
+    FINISHED_ERROR = enum.auto()
+
+    @property
+    def is_finished(self) -> bool:
+        return self in _TERMINAL
+
+
+_S = RequestStatus
+_TERMINAL = frozenset({_S.FINISHED_STOP, _S.FINISHED_LENGTH, _S.FINISHED_ABORTED, _S.FINISHED_ERROR})
+_ANY_TIME = frozenset({_S.FINISHED_ABORTED, _S.FINISHED_ERROR})
+_ENDED = frozenset({_S.WAITING, _S.FINISHED_STOP, _S.FINISHED_LENGTH})
+# WAITING is reachable from everywhere on the way: a lost worker sends the block back to the queue.
+_LEGAL: dict[RequestStatus, frozenset[RequestStatus]] = {
+    _S.WAITING: frozenset({_S.PREFILLING}) | _ANY_TIME,
+    _S.PREFILLING: frozenset({_S.WAITING_FOR_KV, _S.DENOISING}) | _ENDED | _ANY_TIME,
+    _S.WAITING_FOR_KV: frozenset({_S.TRANSFERRING, _S.WAITING}) | _ANY_TIME,
+    _S.TRANSFERRING: frozenset({_S.DENOISING, _S.WAITING}) | _ANY_TIME,
+    _S.DENOISING: _ENDED | _ANY_TIME,
+} | {status: frozenset() for status in _TERMINAL}
+
+
+class IllegalTransitionError(RuntimeError):
+    """A status change that the life of a request does not have: a bug, never a user's fault."""
+
+
+class Block:
+    """The `length` canvas positions denoised together; `offset` 0 is the block's first position.
+
+    Masked positions are tracked by position (`tokens[offset] is None`), never by comparing ids: a
+    prompt or an answer may contain any id.
+    """
+
+    def __init__(self, index: int, length: int, attempt: int = 1, known: Sequence[int] = ()) -> None:
+        self.index = index
+        self.length = length
+        self.attempt = attempt
+        self.known = tuple(known)
+        self.tokens: list[int | None] = [None] * length
+        self.frontier = 0
+        self.num_masked = length
+        self.step = 0
+
+    def commit(self, offset: int, token: int) -> int:
+        """Makes `token` final at `offset` and returns the token that is now there.
+
+        A token that an earlier attempt already streamed (`known`) stands, whatever this attempt says.
+        """
+        if self.tokens[offset] is not None:
+            raise IllegalTransitionError(f"block {self.index} offset {offset} is already committed")
+        if offset < len(self.known):
+            token = self.known[offset]
+        self.tokens[offset] = token
+        self.num_masked -= 1
+        while self.frontier < self.length and self.tokens[self.frontier] is not None:
+            self.frontier += 1
+        return token
+
+    def committed_prefix(self) -> list[int]:
+        return [token for token in self.tokens[: self.frontier] if token is not None]
+
+
+class Request:
+    """One request; lives in the router, and for the time of a block in a worker.
+
+    Args:
+        prompt: token ids, any ids of the vocabulary.
+        finished_blocks: response tokens of the blocks already done, a multiple of `block_length`.
+        known: tokens of the current block that an earlier attempt already streamed.
+        attempt: number of this dispatch of the block; what is said about older ones is dropped.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        arrival_time: float,
+        *,
+        finished_blocks: Sequence[int] = (),
+        known: Sequence[int] = (),
+        attempt: int = 1,
+    ) -> None:
+        if len(finished_blocks) % params.block_length:
+            raise ValueError(f"{len(finished_blocks)} tokens are not whole blocks of {params.block_length}")
+        self.request_id = request_id
+        self.prompt = tuple(prompt)
+        self.params = params
+        self.arrival_time = arrival_time
+        self.status = RequestStatus.WAITING
+        self.response = list(finished_blocks)
+        self.block = Block(len(finished_blocks) // params.block_length, params.block_length, attempt, known)
+        self.pages: list[int] = []
+
+    @property
+    def sequence_length(self) -> int:
+        """Prompt + canvas in tokens: what a prefill computes and what the KV cache must hold."""
+        return len(self.prompt) + self.params.canvas_length
+
+    @property
+    def block_start(self) -> int:
+        """Absolute position of the current block's first token."""
+        return len(self.prompt) + len(self.response)
+
+    def transition(self, status: RequestStatus) -> None:
+        if status not in _LEGAL[self.status]:
+            raise IllegalTransitionError(f"request {self.request_id}: {self.status.name} -> {status.name}")
+        self.status = status
+
+    def commit(self, commits: Iterable[tuple[int, int]]) -> bool:
+        """Commits (offset in block, token) pairs of one step; True if the frontier moved."""
+        before = self.block.frontier
+        for offset, token in commits:
+            self.block.commit(offset, token)
+        self.block.step += 1
+        return self.block.frontier > before
+
+    def answer(self, start: int = 0) -> tuple[list[int], RequestStatus | None]:
+        """What may be returned so far from response position `start` on, and how the answer ended.
+
+        Committed tokens only, in order, without the stop token and nothing after it, at most
+        `max_tokens`; the status is None while the answer is not complete.
+        """
+        first = min(start, len(self.response))
+        tail = self.response[first:] + self.block.committed_prefix()
+        tail = tail[start - first :]
+        room = self.params.max_tokens - start
+        for i, token in enumerate(tail[:room]):
+            if token in self.params.stop_token_ids:
+                return tail[:i], RequestStatus.FINISHED_STOP
+        if len(tail) >= room:
+            return tail[:room], RequestStatus.FINISHED_LENGTH
+        return tail, None
+
+    def next_block(self) -> None:
+        """Moves on to the block after a whole one; all KV is dropped (Fast-dLLM's block boundary)."""
+        if self.block.num_masked:
+            raise IllegalTransitionError(f"request {self.request_id}: block {self.block.index} still has masks")
+        self.transition(RequestStatus.WAITING)
+        self.response += self.block.committed_prefix()
+        self.block = Block(self.block.index + 1, self.params.block_length)
+
+    def retry_block(self, known: Sequence[int]) -> None:
+        """Starts the current block again as a new attempt; `known` is what was already streamed of it.
+
+        The block is denoised from its first step, so that the answer is the one that an undisturbed
+        run gives.
+        """
+        self.transition(RequestStatus.WAITING)
+        self.block = Block(self.block.index, self.params.block_length, self.block.attempt + 1, known)

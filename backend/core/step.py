@@ -1,0 +1,32 @@
+"""What one step runs and what comes out of it: plain data between scheduler and engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from backend.core.request import Request
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One packed forward: whole sequences of `prefills` and current blocks of `decodes`.
+
+    The requests hold the pages they read and write (`request.pages`).
+    """
+
+    prefills: Sequence[Request]
+    decodes: Sequence[Request]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a forward committed.
+
+    Attributes:
+        commits: per request of the plan (prefills, then decodes) its (offset in block, token) pairs.
+        errors: request id -> why this request failed; the others of the step are not concerned.
+    """
+
+    commits: Sequence[Sequence[tuple[int, int]]]
+    errors: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,81 @@
+"""The synchronous engine: one model, one scheduler, one step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from backend.attention.kv_cache import KVCache
+from backend.core.page_pool import PagePool
+from backend.core.request import Request
+from backend.core.scheduler import Scheduler, SchedulerConfig
+from backend.core.step import StepPlan
+from backend.engine.model_runner import ModelRunner
+from backend.models.loader import load_model
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Attributes:
+    kv_cache_tokens: capacity of the KV pool in tokens, rounded up to whole pages.
+    num_threads: CPU threads of the forward.
+    """
+
+    model: Path
+    token_budget: int = 2048
+    max_num_seqs: int = 64
+    page_size: int = 16
+    kv_cache_tokens: int = 65_536
+    dtype: str = "float32"
+    device: str = "cpu"
+    num_threads: int = 1
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """Attributes:
+    plan: what ran.
+    left: requests that left the engine: ended, failed, or done with their block.
+    errors: request id -> why it failed.
+    """
+
+    plan: StepPlan
+    left: Sequence[Request]
+    errors: dict[str, str]
+
+
+class Engine:
+    """Add requests (one block each), then `step()` until they leave. Not thread-safe."""
+
+    def __init__(self, runner: ModelRunner, scheduler: Scheduler) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> Engine:
+        """Loads the checkpoint and allocates the KV pool.
+
+        Raises:
+            CheckpointError: see `load_model`.
+        """
+        torch.set_num_threads(config.num_threads)
+        dtype, device = getattr(torch, config.dtype), torch.device(config.device)
+        model = load_model(config.model, dtype, device)
+        pool = PagePool(-(-config.kv_cache_tokens // config.page_size), config.page_size)
+        shape = model.config
+        cache = KVCache(
+            shape.num_layers, pool.num_pages, pool.page_size, shape.num_kv_heads, shape.head_dim, dtype, device
+        )
+        scheduler = Scheduler(SchedulerConfig(config.token_budget, config.max_num_seqs), pool)
+        return cls(ModelRunner(model, cache), scheduler)
+
+    def step(self) -> StepOutput | None:
+        """Runs one step; None when there is nothing to run."""
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return None
+        result = self.runner.run(plan)
+        return StepOutput(plan, self.scheduler.update(plan, result), dict(result.errors))

@@ -1,0 +1,87 @@
+"""Reads a Hugging Face checkpoint directory into a model, tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from backend.models.config import CheckpointError, load_config
+from backend.models.llada import Llada, official_names
+
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+def load_model(directory: Path, dtype: torch.dtype, device: torch.device) -> Llada:
+    """The model of `directory` with its weights in `dtype` on `device`, ready for inference.
+
+    One file or sharded. Never holds more than the model and one tensor of a shard in memory.
+
+    Raises:
+        CheckpointError: names the first missing, unexpected or misshapen tensor, or the broken file.
+    """
+    config = load_config(directory)
+    with torch.device("meta"):
+        model = Llada(config)
+    model = model.to(dtype).to_empty(device=device).eval().requires_grad_(False)
+    targets = _targets(model)
+    files = _files(directory)
+    found = {name for names in files.values() for name in names}
+    if missing := sorted(targets.keys() - found):
+        raise CheckpointError(f"{directory}: tensor {missing[0]!r} is missing ({len(missing)} missing in all)")
+    if extra := sorted(found - targets.keys()):
+        raise CheckpointError(f"{directory}: tensor {extra[0]!r} is not part of the model ({len(extra)} in all)")
+    for path, names in files.items():
+        with safe_open(path, framework="pt") as shard:
+            for name in names:
+                _copy(shard.get_tensor(name), targets[name], name, path)
+    return model
+
+
+def _targets(model: Llada) -> dict[str, torch.Tensor]:
+    """Checkpoint tensor name -> the rows of our parameter that it fills."""
+    parameters = dict(model.named_parameters())
+    config = model.config
+    kv_rows = config.num_kv_heads * config.head_dim
+    targets: dict[str, torch.Tensor] = {}
+    for ours, theirs in official_names(config).items():
+        parameter = parameters[ours]
+        if len(theirs) == 3:
+            parts = parameter.split([config.hidden_size, kv_rows, kv_rows])
+        else:
+            parts = parameter.chunk(len(theirs))
+        targets |= dict(zip(theirs, parts, strict=True))
+    return targets
+
+
+def _files(directory: Path) -> dict[Path, list[str]]:
+    """The safetensors files of `directory` and the tensors that lie in each."""
+    index = directory / _INDEX
+    try:
+        if index.exists():
+            shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        else:
+            shards = [_SINGLE]
+        files = {}
+        for shard in shards:
+            with safe_open(directory / shard, framework="pt") as handle:
+                files[directory / shard] = list(handle.keys())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{directory}: weights are missing ({_SINGLE} or {_INDEX}): {error}") from None
+    except (json.JSONDecodeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{index} is broken: {error!r}") from None
+    except SafetensorError as error:
+        raise CheckpointError(f"{directory}: a safetensors file is broken: {error}") from None
+    return files
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor, name: str, path: Path) -> None:
+    if source.shape != target.shape:
+        raise CheckpointError(
+            f"{path}: tensor {name!r} has shape {list(source.shape)}, the model expects {list(target.shape)}"
+        )
+    if not source.is_floating_point():
+        raise CheckpointError(f"{path}: tensor {name!r} has dtype {source.dtype}; only floating point is supported")
+    target.copy_(source)

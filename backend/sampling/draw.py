@@ -1,0 +1,37 @@
+"""What is drawn at a masked position: a token and the model's confidence in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from backend.sampling.seeds import uniform
+
+
+def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The arg max [N] (ties to the lower id) and its probability [N] of float32 `logits` [N, V].
+
+    The probability is NaN where a row holds NaN, +inf or nothing finite.
+    """
+    best, token = logits.max(dim=-1)
+    return token, (best - logits.logsumexp(dim=-1)).exp()
+
+
+def sample(logits: Tensor, temperature: Tensor, counters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Tokens [N] drawn from softmax(logits / temperature) and their probabilities [N] at temperature 1.
+
+    The confidence stays un-noised, as in LLaDA's `generate.py`.
+
+    Args:
+        logits: float32 [N, V].
+        temperature: float64 [N], above 0.
+        counters: (seed, block, step, position), int64 [N] each.
+    """
+    scaled = logits.double() / temperature[:, None]
+    cumulative = scaled.softmax(dim=-1).cumsum(dim=-1)
+    target = uniform(*counters)[:, None] * cumulative[:, -1:]
+    token = torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp(max=logits.shape[1] - 1)
+    chosen = logits.gather(1, token[:, None]).squeeze(1)
+    return token, (chosen - logits.logsumexp(dim=-1)).exp()
