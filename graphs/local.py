@@ -1,0 +1,167 @@
+"""Runs a graph on this machine: starts what is missing, waits until the model answers, keeps it running."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from components.config import ConfigError
+from graphs import readiness
+from graphs.follower import Follower
+from graphs.launch import Settings, nats_program, stages
+from graphs.ports import PortTaken, free_ports, require_free
+from graphs.program import Program
+from graphs.supervisor import ChildFailed, Supervisor
+from graphs.terminal import Terminal
+
+NATS_PORT = 4222
+NATS_TIMEOUT_S = 10.0
+
+
+def default_log_dir(settings: Settings) -> Path:
+    """Where logs go: one folder per graph and port, overwritten by the next run."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return state / "sangam" / f"{settings.graph.name}-{settings.frontend.http_port}"
+
+
+def serve(settings: Settings, log_dir: Path, terminal: Terminal) -> int:
+    """Runs the graph until a signal comes; the exit status.
+
+    0: it was up and was stopped. 1: it did not come up. 2: it cannot come up as configured.
+    128 + signal: it was interrupted while starting, or killed by a second signal.
+    """
+    try:
+        check(settings)
+        log_dir.mkdir(parents=True, exist_ok=True)
+        for log in log_dir.glob("*.log"):
+            log.unlink()
+        with _discovery_dir(settings) as discovery_dir:
+            return asyncio.run(_Run(settings, log_dir, discovery_dir, terminal).run())
+    except (ConfigError, PortTaken) as error:
+        terminal.failed(str(error))
+    except OSError as error:
+        terminal.failed(f"cannot write {error.filename}: {error.strerror}")
+    return 2
+
+
+def check(settings: Settings) -> None:
+    """Finds what would make the start fail, before anything is started.
+
+    Raises:
+        ConfigError: no such model, or no NATS server to run.
+        PortTaken: one of the frontend's ports is.
+    """
+    config = settings.frontend
+    if not (config.model / "config.json").is_file():
+        raise ConfigError(f"no model in {config.model} (no config.json there); choose one with --model")
+    require_free(config.http_host, config.http_port, "--http-port")
+    if config.grpc_port is not None:
+        require_free("0.0.0.0", config.grpc_port, "--grpc-port")  # Dynamo's KServe server knows no other host
+    if not config.nats:
+        nats_program(NATS_PORT)
+
+
+@contextlib.contextmanager
+def _discovery_dir(settings: Settings) -> Iterator[str]:
+    config = settings.frontend
+    if config.discovery != "file":
+        yield ""
+    elif config.discovery_dir:
+        yield str(Path(config.discovery_dir).resolve())
+    else:
+        with tempfile.TemporaryDirectory(prefix="sangam-discovery-", ignore_cleanup_errors=True) as directory:
+            yield directory
+
+
+class _Run:
+    def __init__(self, settings: Settings, log_dir: Path, discovery_dir: str, terminal: Terminal) -> None:
+        self._settings, self._log_dir, self._terminal = settings, log_dir, terminal
+        self._discovery_dir = discovery_dir
+
+    async def run(self) -> int:
+        supervisor = Supervisor(self._log_dir, self._terminal.died)
+        follower = Follower(self._log_dir, self._terminal.line)
+        following = asyncio.create_task(follower.run())
+        signals = _Signals(supervisor)
+        starting = asyncio.ensure_future(supervisor.starting(self._start(supervisor)))
+        either: set[asyncio.Future[Any]] = {starting, signals.first}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                self._terminal.ready(self._settings, starting.result(), self._log_dir)
+                await signals.first
+            up = starting.done()
+            self._terminal.stopping(signals.first.result().name)
+            starting.cancel()
+            await supervisor.stop()
+            return 0 if up and not signals.repeated else 128 + signals.first.result()
+        except (ChildFailed, readiness.NotServing) as error:
+            await supervisor.stop()
+            following.cancel()
+            self._terminal.failed(str(error), error.log if isinstance(error, ChildFailed) else None)
+            return 1
+        finally:
+            starting.cancel()
+            await supervisor.stop()
+            following.cancel()
+            self._terminal.settle()
+
+    async def _start(self, supervisor: Supervisor) -> list[Program]:
+        terminal, config = self._terminal, self._settings.frontend
+        terminal.waiting("NATS")
+        ports = free_ports(reserved={config.http_port, config.grpc_port or 0})
+        nats_url = config.nats
+        if not nats_url:
+            port = next(ports)
+            nats_url = f"nats://127.0.0.1:{port}"
+            supervisor.start([nats_program(port)])
+        await readiness.listening(nats_url, NATS_PORT, NATS_TIMEOUT_S)
+        terminal.reached(f"NATS at {nats_url}")
+
+        programs: list[Program] = []
+        for stage in stages(self._settings, nats_url, self._discovery_dir, ports):
+            supervisor.start(stage)
+            programs = [*stage, *programs]
+        async with readiness.new_client() as http:
+            await self._all_healthy(http, programs)
+            terminal.waiting(f"model {config.model_name}")
+            await readiness.answering(http, self._settings.url, config.model_name)
+            terminal.reached(f"model {config.model_name} answers")
+        return programs
+
+    async def _all_healthy(self, http: readiness.Client, programs: list[Program]) -> None:
+        pending = [program.name for program in programs]
+
+        async def one(program: Program) -> None:
+            await readiness.healthy(http, program.status_url)
+            pending.remove(program.name)
+            self._terminal.reached(program.name)
+            self._terminal.waiting(f"waiting for {', '.join(pending)}")
+
+        self._terminal.waiting(f"waiting for {', '.join(pending)}")
+        await asyncio.gather(*(one(program) for program in programs))
+
+
+class _Signals:
+    """The first signal is a request to stop, the second kills."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        loop = asyncio.get_running_loop()
+        self._supervisor = supervisor
+        self.first: asyncio.Future[signal.Signals] = loop.create_future()
+        self.repeated = False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._arrived, number)
+
+    def _arrived(self, number: signal.Signals) -> None:
+        if not self.first.done():
+            self.first.set_result(number)
+        else:
+            self.repeated = True
+            self._supervisor.kill()
