@@ -55,9 +55,11 @@ class FrontendConfig(CommonConfig):
 class RouterConfig(CommonConfig):
     """The router: validates requests, places every block, streams the answer."""
 
-    max_queued_tokens: int = Field(262_144, ge=1, description="prompt + canvas tokens in flight before 503")
+    max_queued_tokens: int = Field(262_144, ge=1, description="prompt + canvas tokens in flight before 429")
     max_attempts: int = Field(5, ge=1, description="workers one block may be lost with before the request fails")
     worker_timeout_s: float = Field(10.0, gt=0, description="silence after which a worker counts as lost")
+    placement_timeout_s: float = Field(120.0, gt=0, description="how long a block waits while no worker is there")
+    default_canvas_length: int = Field(128, ge=1, description="canvas when a request names no length")
     context_length: int | None = Field(None, ge=1, description="cap on prompt + canvas; the model's own if absent")
 
 

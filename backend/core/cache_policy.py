@@ -38,6 +38,4 @@ def cache_policy(name: str) -> CachePolicy:
     try:
         return CACHE_POLICIES[name]
     except KeyError:
-        raise InvalidRequestError(
-            f"cache_policy={name!r} is not known; allowed: {', '.join(CACHE_POLICIES)}"
-        ) from None
+        raise InvalidRequestError(f"cache_policy={name!r} is not known; allowed: {', '.join(CACHE_POLICIES)}") from None

@@ -35,7 +35,5 @@ class ColocatedPolicy:
 
     def route(self, loads: Iterable[WorkerLoad]) -> Route | None:
         """The worker for the next prefill, or None if there is none."""
-        best = min(
-            loads, key=lambda w: (w.outstanding_prefill_tokens, w.num_requests, w.worker_id), default=None
-        )
+        best = min(loads, key=lambda w: (w.outstanding_prefill_tokens, w.num_requests, w.worker_id), default=None)
         return Route(best.worker_id) if best else None

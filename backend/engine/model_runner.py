@@ -29,9 +29,7 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         batch = self._pack(plan)
-        hidden = self.model(
-            batch.token_ids, batch.positions, SdpaAttention(self.cache, batch.slots, batch.spans)
-        )
+        hidden = self.model(batch.token_ids, batch.positions, SdpaAttention(self.cache, batch.slots, batch.spans))
         rows, offsets = batch.is_masked.nonzero(as_tuple=True)
         logits = self._logits(hidden, batch.block_rows[rows, offsets])
         commits = choose(logits, self.mask_token_id, rows, offsets, batch.sampling)

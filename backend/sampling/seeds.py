@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 # SplitMix64's finalizer (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014),

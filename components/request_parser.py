@@ -1,0 +1,188 @@
+"""From what Dynamo's frontends hand over to a validated `Request`; every refusal names its field."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backend.core.cache_policy import cache_policy
+from backend.core.request import Request
+from backend.core.sampling_params import MAX_BLOCK_LENGTH, InvalidRequestError, SamplingParams
+from components.protocol import ModelCard
+
+ANNOTATION_PREFIX = "dllm."
+
+_INTEGERS = ("block_length", "canvas_length", "steps_per_block")
+_NUMBERS = ("confidence_threshold",)
+_STRINGS = ("unmasking", "cache_policy")
+DLLM_OPTIONS = (*_INTEGERS, *_NUMBERS, *_STRINGS)
+
+# Standard options that are not served yet, with the values that ask for nothing.
+_UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "n": (None, 1),
+    "best_of": (None, 1),
+    "top_p": (None, 1, 1.0),
+    "top_k": (None, -1, 0),
+    "min_p": (None, 0, 0.0),
+    "presence_penalty": (None, 0, 0.0),
+    "frequency_penalty": (None, 0, 0.0),
+    "repetition_penalty": (None, 1, 1.0),
+    "length_penalty": (None, 1, 1.0),
+    "guided_decoding": (None, {}),
+    "use_beam_search": (None, False),
+    "min_tokens": (None, 0),
+    "logprobs": (None, False),
+    "prompt_logprobs": (None,),
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a router accepts.
+
+    Attributes:
+        context_length: prompt + canvas, at most, in tokens.
+        default_canvas_length: canvas of a request that names neither canvas_length nor max_tokens.
+    """
+
+    context_length: int
+    default_canvas_length: int
+
+
+def dllm_options(annotations: Sequence[str], metadata: Mapping[str, str]) -> dict[str, str]:
+    """The dLLM options of `nvext.annotations` ("dllm.block_length:32") and `x-dynamo-meta-*` headers.
+
+    An annotation wins over a header. Annotations without the prefix are somebody else's.
+
+    Raises:
+        InvalidRequestError: an option that does not exist, or one without a value.
+    """
+    options = {key.replace("-", "_").lower(): value for key, value in metadata.items()}
+    for annotation in annotations:
+        if annotation.startswith(ANNOTATION_PREFIX):
+            key, colon, value = annotation.removeprefix(ANNOTATION_PREFIX).partition(":")
+            if not colon:
+                raise InvalidRequestError(f"annotation {annotation!r} has no value; write dllm.{key}:VALUE")
+            options[key.strip()] = value.strip()
+    for key in options:
+        if key not in DLLM_OPTIONS:
+            raise InvalidRequestError(f"option {key!r} is not known; allowed: {', '.join(DLLM_OPTIONS)}")
+    return options
+
+
+def _number(kind: type[int] | type[float], field: str, text: str) -> int | float:
+    try:
+        return kind(text)
+    except ValueError:
+        wanted = "a whole number" if kind is int else "a number"
+        raise InvalidRequestError(f"{field}={text!r} is not {wanted}") from None
+
+
+def parse_options(options: Mapping[str, str]) -> dict[str, Any]:
+    """Text values of dLLM options to numbers. Raises InvalidRequestError naming the option."""
+    parsed: dict[str, Any] = {}
+    for key, text in options.items():
+        kind = int if key in _INTEGERS else float if key in _NUMBERS else None
+        parsed[key] = text if kind is None else _number(kind, key, text)
+    return parsed
+
+
+def build_request(
+    request_id: str,
+    prompt: Sequence[int],
+    options: Mapping[str, Any],
+    card: ModelCard,
+    limits: Limits,
+    arrival_time: float,
+) -> Request:
+    """A validated request.
+
+    Args:
+        options: fields of `SamplingParams`; absent or None means the default. `ignore_eos` and
+            `stop_token_ids` are understood too.
+
+    Raises:
+        InvalidRequestError: says which field is wrong and what is allowed.
+    """
+    given = {key: value for key, value in options.items() if value is not None}
+    ignore_eos = bool(given.pop("ignore_eos", False))
+    stop_ids = () if ignore_eos else (*card.eos_token_ids, *given.pop("stop_token_ids", ()))
+    given.pop("stop_token_ids", None)
+    block_length = given.setdefault("block_length", min(32, MAX_BLOCK_LENGTH))
+    given.setdefault("steps_per_block", block_length)
+    given.setdefault("seed", secrets.randbits(62))
+    max_tokens = given.get("max_tokens")
+    if "canvas_length" not in given:
+        wanted = limits.default_canvas_length if max_tokens is None else max_tokens
+        if isinstance(wanted, int) and isinstance(block_length, int) and block_length > 0:
+            wanted = max(-(-wanted // block_length), 1) * block_length
+        given["canvas_length"] = wanted
+    if max_tokens is None:
+        given["max_tokens"] = given["canvas_length"]
+    params = SamplingParams(**given, stop_token_ids=tuple(dict.fromkeys(stop_ids)))
+    cache_policy(params.cache_policy)
+    _check_prompt(prompt, card)
+    request = Request(request_id, prompt, params, arrival_time)
+    if request.sequence_length > limits.context_length:
+        raise InvalidRequestError(
+            f"prompt ({len(prompt)} tokens) + canvas ({params.canvas_length} tokens) = {request.sequence_length} "
+            f"is over the context length of {limits.context_length} tokens; shorten the prompt or lower max_tokens"
+        )
+    return request
+
+
+def _check_prompt(prompt: Sequence[int], card: ModelCard) -> None:
+    if not prompt:
+        raise InvalidRequestError("the prompt is empty; at least 1 token is needed")
+    for position, token in enumerate(prompt):
+        if not 0 <= token < card.vocab_size:
+            raise InvalidRequestError(
+                f"prompt token {position} is {token}, outside the vocabulary; allowed: 0 to {card.vocab_size - 1}"
+            )
+        if token == card.mask_token_id:
+            raise InvalidRequestError(
+                f"prompt token {position} is the mask token ({token}), which only the canvas may hold"
+            )
+
+
+def parse_tokens_request(
+    message: Mapping[str, Any],
+    metadata: Mapping[str, str],
+    request_id: str,
+    card: ModelCard,
+    limits: Limits,
+    arrival_time: float,
+) -> Request:
+    """A request of Dynamo's OpenAI frontend (its preprocessed "backend" form) as a `Request`.
+
+    Raises:
+        InvalidRequestError: says which field is wrong and what is allowed.
+    """
+    stop = message.get("stop_conditions") or {}
+    sampling = message.get("sampling_options") or {}
+    output = message.get("output_options") or {}
+    refuse_unsupported({**sampling, **stop, **output})
+    options = parse_options(dllm_options(message.get("annotations") or (), metadata))
+    options |= {
+        "max_tokens": stop.get("max_tokens"),
+        "ignore_eos": stop.get("ignore_eos"),
+        "stop_token_ids": (
+            *(stop.get("stop_token_ids") or ()),
+            *(stop.get("stop_token_ids_hidden") or ()),
+            *(message.get("eos_token_ids") or ()),
+        ),
+        "temperature": sampling.get("temperature"),
+        "seed": sampling.get("seed"),
+    }
+    return build_request(request_id, message.get("token_ids") or (), options, card, limits, arrival_time)
+
+
+def refuse_unsupported(options: Mapping[str, Any]) -> None:
+    """Raises InvalidRequestError for the first option that asks for something not served."""
+    for field, nothing in _UNSUPPORTED.items():
+        if field in options and options[field] not in nothing:
+            allowed = next((value for value in nothing if value is not None), None)
+            hint = "leave it out" if allowed is None else f"leave it out or send {allowed}"
+            raise InvalidRequestError(f"{field}={options[field]!r} is not supported; {hint}")

@@ -1,0 +1,244 @@
+"""The router: registers the model, validates, places every block, streams committed tokens.
+
+It holds no weights and imports no torch. One event loop owns all its state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from backend.core.request import Request, RequestStatus
+from backend.core.sampling_params import InvalidRequestError
+from components.config import RouterConfig, from_command_line
+from components.dispatcher import Dispatcher, RequestFailedError
+from components.load_bus import LoadBus
+from components.protocol import ModelCard
+from components.request_parser import Limits, build_request, parse_tokens_request
+from components.runtime import Context, Message, ModelRegistration, Runtime, Workers, refuse, run
+from components.tensor_api import model_config, parse_tensor_request, tensor_response
+from components.text import TextProcessor, TextStream
+
+log = logging.getLogger(__name__)
+
+_WATCH_INTERVAL_S = 0.1
+_FINISH_REASONS = {RequestStatus.FINISHED_STOP: "stop", RequestStatus.FINISHED_LENGTH: "length"}
+
+
+class RouterMetrics:
+    """Prometheus metrics of one router."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter("sangam_router_requests", "Requests by outcome", ["outcome"], registry=self.registry)
+        self.tokens = Counter("sangam_router_tokens", "Tokens returned to clients", registry=self.registry)
+        self.blocks = Counter("sangam_router_blocks", "Blocks completed", registry=self.registry)
+        self.seconds = Histogram("sangam_router_request_seconds", "End-to-end latency", registry=self.registry)
+        self.in_flight = Gauge("sangam_router_tokens_in_flight", "Prompt + canvas in flight", registry=self.registry)
+        for name, about, value in (
+            ("workers", "Workers that may get a block", lambda: len(dispatcher.candidates)),
+            ("queued_blocks", "Blocks waiting for a worker", lambda: dispatcher.num_queued),
+            ("retries", "Blocks placed again after a worker was lost", lambda: dispatcher.num_retries),
+        ):
+            Gauge(f"sangam_router_{name}", about, registry=self.registry).set_function(value)
+        self._outstanding = Gauge(
+            "sangam_router_outstanding_prefill_tokens", "o_w: assigned, not yet run", ["worker"], registry=self.registry
+        )
+        self._dispatcher = dispatcher
+
+    def refresh(self) -> None:
+        self._outstanding.clear()
+        for worker_id, tokens in self._dispatcher.ledger.outstanding_prefill_tokens.items():
+            self._outstanding.labels(str(worker_id)).set(tokens)
+
+
+class Router:
+    """Serves `router.generate` (token ids, for OpenAI) and `router.generate_tensor` (for KServe)."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.config = config
+        self._tokens_in_flight = 0
+
+    async def main(self) -> int:
+        """Runs until it is told to stop; the exit status."""
+        config = self.config
+        try:
+            self.text = TextProcessor(config.model)
+        except Exception as error:  # tokenizers raises plain Exception
+            log.error("cannot read the tokenizer of %s: %s", config.model, error)
+            return 1
+        runtime = Runtime(config)
+        bus = await LoadBus.connect(config.nats, config.namespace)
+        self.dispatcher = Dispatcher(
+            await Workers.of(runtime, "colocated_worker"),
+            bus,
+            max_attempts=config.max_attempts,
+            worker_timeout_s=config.worker_timeout_s,
+            placement_timeout_s=config.placement_timeout_s,
+        )
+        self.metrics = RouterMetrics(self.dispatcher)
+        await bus.listen(self.dispatcher.receive)
+        tokens = runtime.endpoint("router", "generate")
+        tensors = runtime.endpoint("router", "generate_tensor")
+        self.registration = ModelRegistration(tokens, tensors)
+        serving = asyncio.gather(
+            runtime.serve(tokens, self.generate, self.metrics.registry),
+            runtime.serve(tensors, self.generate_tensor, None),
+        )
+        watching = asyncio.ensure_future(self._watch())
+        tasks: set[asyncio.Future[Any]] = {serving, watching}
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            log.error("the router's watch failed: %r", watching.exception())
+            return 1
+        watching.cancel()
+        await serving
+        await bus.close()
+        return 0
+
+    async def _watch(self) -> None:
+        """Shows the model while a worker can serve it; reports overload."""
+        shown: ModelCard | None = None
+        while True:
+            self.dispatcher.watch()
+            self.metrics.refresh()
+            card = self.dispatcher.model if self.dispatcher.candidates else None
+            if card != shown:
+                if shown is not None:
+                    await self.registration.hide()
+                    log.info("model %s withdrawn: no worker can serve it", self.config.model_name)
+                if card is not None:
+                    name = self.config.model_name
+                    length = self._limits(card).context_length
+                    await self.registration.show(name, self.config.model, length, model_config(name))
+                    log.info("model %s is served", name)
+                shown = card
+            self.registration.report_overload(self._tokens_in_flight >= self.config.max_queued_tokens)
+            await asyncio.sleep(_WATCH_INTERVAL_S)
+
+    def _limits(self, card: ModelCard) -> Limits:
+        length = min(card.context_length, self.config.context_length or card.context_length)
+        return Limits(length, self.config.default_canvas_length)
+
+    def _card(self) -> ModelCard:
+        card = self.dispatcher.model
+        if card is None:
+            refuse(503, f"no worker serves {self.config.model_name} at the moment; try again")
+        return card
+
+    async def generate(self, message: Message, context: Context) -> AsyncIterator[Message]:
+        """One request of the OpenAI frontend, tokenized; yields chunks of committed tokens."""
+        card = self._card()
+        try:
+            request = parse_tokens_request(
+                message, context.metadata.copy(), context.id(), card, self._limits(card), time.time()
+            )
+        except InvalidRequestError as error:
+            self._refuse(error)
+        async with aclosing(self._answer(request, context)) as answer:
+            async for tokens, status in answer:
+                chunk: Message = {"token_ids": tokens, "index": 0}
+                if status is not None:
+                    chunk["finish_reason"] = _FINISH_REASONS[status]
+                yield chunk
+
+    async def generate_tensor(self, message: Message, context: Context) -> AsyncIterator[Message]:
+        """One KServe request; yields responses, a single one unless it asks to stream."""
+        card = self._card()
+        try:
+            parsed = parse_tensor_request(message, self.text)
+            request = build_request(context.id(), parsed.prompt, parsed.options, card, self._limits(card), time.time())
+        except InvalidRequestError as error:
+            self._refuse(error)
+        stream = TextStream(self.text.tokenizer, parsed.stop)
+        model = message["model"]
+        held_text, held_tokens, count = "", list[int](), 0
+        async with aclosing(self._answer(request, context)) as answer:
+            async for tokens, status in answer:
+                text = stream.push(tokens)
+                count += len(tokens)
+                reason = "stop" if stream.is_stopped else _FINISH_REASONS[status] if status else ""
+                if reason:
+                    text += stream.finish()
+                held_text += text
+                held_tokens += tokens
+                if reason:
+                    usage = {"prompt_tokens": len(request.prompt), "completion_tokens": count}
+                    yield tensor_response(model, held_text, held_tokens, reason, usage)
+                    return
+                if parsed.is_streaming and held_text:
+                    yield tensor_response(model, held_text, held_tokens)
+                    held_text, held_tokens = "", []
+
+    def _refuse(self, error: InvalidRequestError) -> None:
+        self.metrics.requests.labels("refused").inc()
+        refuse(400, str(error))
+
+    async def _answer(
+        self, request: Request, context: Context
+    ) -> AsyncGenerator[tuple[list[int], RequestStatus | None]]:
+        """New tokens of the answer as they are committed; the last pair carries how it ended.
+
+        Ends without a status when the client has gone.
+        """
+        size = request.sequence_length
+        if size > self.dispatcher.capacity_tokens > 0:
+            self._refuse(
+                InvalidRequestError(
+                    f"prompt + canvas = {size} tokens do not fit any worker's KV cache "
+                    f"({self.dispatcher.capacity_tokens} tokens)"
+                )
+            )
+        if self._tokens_in_flight and self._tokens_in_flight + size > self.config.max_queued_tokens:
+            self.metrics.requests.labels("overload").inc()
+            refuse(
+                429,
+                f"overloaded: {self._tokens_in_flight} of {self.config.max_queued_tokens} tokens in flight; try later",
+            )
+        self._tokens_in_flight += size
+        self.metrics.in_flight.set(self._tokens_in_flight)
+        outcome = "aborted"
+        started = time.monotonic()
+        sent = 0
+        try:
+            while not request.status.is_finished:
+                async with aclosing(self.dispatcher.run_block(request, context)) as progress:
+                    async for _ in progress:
+                        tokens, status = request.answer(sent)
+                        sent += len(tokens)
+                        if status is not None:
+                            request.transition(status)
+                            outcome = _FINISH_REASONS[status]
+                            yield tokens, status
+                            return
+                        if tokens:
+                            yield tokens, None
+                if context.is_stopped():
+                    return
+                self.metrics.blocks.inc()
+                request.next_block()
+        except (RequestFailedError, InvalidRequestError) as error:
+            outcome = "failed"
+            log.error("request %s failed: %s", request.request_id, error)
+            refuse(400 if isinstance(error, InvalidRequestError) else 500, str(error))
+        finally:
+            self._tokens_in_flight -= size
+            self.metrics.in_flight.set(self._tokens_in_flight)
+            self.metrics.tokens.inc(sent)
+            self.metrics.requests.labels(outcome).inc()
+            self.metrics.seconds.observe(time.monotonic() - started)
+
+
+def main() -> None:
+    config = from_command_line("router", RouterConfig)
+    run(Router(config).main, config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""The KServe side of the router: a Tensor model of the same name, for `tritonclient`.
+
+Dynamo's own text route drops all request parameters, so the router tokenizes by itself. In:
+`text_input` (BYTES [1]), or `input_ids` (INT64 [n]); options as request parameters. Out: `text_output`
+(BYTES [1]), `output_ids` (INT64 [n]) and, in the last response, `finish_reason` and `usage` as
+response parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tritonclient.grpc.model_config_pb2 as triton
+
+from backend.core.sampling_params import InvalidRequestError
+from components.request_parser import DLLM_OPTIONS, refuse_unsupported
+from components.text import TextProcessor
+
+_STANDARD = ("max_tokens", "temperature", "seed", "ignore_eos")
+_FRONTEND = ("streaming", "stream", "id")
+PARAMETERS = (*_STANDARD, "stop", "chat_template", *DLLM_OPTIONS)
+
+
+def model_config(name: str) -> bytes:
+    """What `ModelMetadata` and `ModelConfig` tell a client, as a serialized Triton ModelConfig."""
+    config = triton.ModelConfig(name=name, platform="dynamo")
+    for tensor, kind in (("text_input", triton.TYPE_STRING), ("input_ids", triton.TYPE_INT64)):
+        config.input.append(triton.ModelInput(name=tensor, data_type=kind, dims=[-1], optional=True))
+    for tensor, kind in (("text_output", triton.TYPE_STRING), ("output_ids", triton.TYPE_INT64)):
+        config.output.append(triton.ModelOutput(name=tensor, data_type=kind, dims=[-1]))
+    config.model_transaction_policy.decoupled = True
+    return bytes(config.SerializeToString())
+
+
+@dataclass(frozen=True)
+class TensorRequest:
+    """A parsed request: what the core needs, what the text side needs."""
+
+    prompt: Sequence[int]
+    options: Mapping[str, Any]
+    stop: Sequence[str]
+    is_streaming: bool
+
+
+def parse_tensor_request(message: Mapping[str, Any], text: TextProcessor) -> TensorRequest:
+    """Raises InvalidRequestError naming the tensor or parameter and what is allowed."""
+    parameters = {key: _value(value) for key, value in (message.get("parameters") or {}).items()}
+    is_streaming = bool(parameters.get("streaming") or parameters.get("stream"))
+    refuse_unsupported(parameters)
+    options: dict[str, object] = {}
+    stop: Sequence[str] = ()
+    as_chat = True
+    for key, value in parameters.items():
+        if key == "stop":
+            stop = _stop_strings(value)
+        elif key == "chat_template":
+            as_chat = _boolean(key, value)
+        elif key == "ignore_eos":
+            options[key] = _boolean(key, value)
+        elif key in _STANDARD or key in DLLM_OPTIONS:
+            options[key] = value
+        elif key not in _FRONTEND:
+            raise InvalidRequestError(f"parameter {key!r} is not known; allowed: {', '.join(PARAMETERS)}")
+    return TensorRequest(_prompt(message, text, as_chat), options, stop, is_streaming)
+
+
+def _value(value: object) -> object:
+    """Dynamo wraps each parameter as {"int64": 32}, {"string": "dual"} and so on."""
+    if isinstance(value, Mapping) and len(value) == 1:
+        return next(iter(value.values()))
+    return value
+
+
+def _boolean(field: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequestError(f"{field}={value!r} is not a boolean; allowed: true, false")
+    return value
+
+
+def _stop_strings(value: object) -> Sequence[str]:
+    """One stop string, or several one per line: KServe parameters have no lists."""
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"stop={value!r} is not a string; several stop strings go on lines of their own")
+    return [line for line in value.split("\n") if line]
+
+
+def _prompt(message: Mapping[str, Any], text: TextProcessor, as_chat: bool) -> Sequence[int]:
+    tensors = {tensor["metadata"]["name"]: tensor for tensor in message.get("tensors") or ()}
+    unknown = tensors.keys() - {"text_input", "input_ids"}
+    if unknown or len(tensors) != 1:
+        raise InvalidRequestError(
+            f"inputs {sorted(tensors)} given; send exactly one of text_input (BYTES [1]) and input_ids (INT64 [n])"
+        )
+    ((name, tensor),) = tensors.items()
+    values = tensor["data"]["values"]
+    kind = tensor["metadata"]["data_type"]
+    if name == "input_ids":
+        if kind != "Int64":
+            raise InvalidRequestError(f"input_ids has data type {kind}; allowed: INT64")
+        return [int(value) for value in values]
+    if kind != "Bytes" or len(values) != 1:
+        raise InvalidRequestError(f"text_input has {len(values)} values of type {kind}; allowed: 1 of BYTES")
+    try:
+        prompt = bytes(values[0]).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"text_input is not UTF-8: {error.reason}") from None
+    if not prompt:
+        raise InvalidRequestError("text_input is empty; at least 1 character is needed")
+    return text.encode_chat(prompt) if as_chat else text.encode(prompt)
+
+
+def tensor_response(
+    model: str, text: str, tokens: Sequence[int], finish_reason: str = "", usage: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """One response in the form that Dynamo's KServe frontend takes."""
+    parameters: dict[str, Any] = {key: {"int64": value} for key, value in (usage or {}).items()}
+    if finish_reason:
+        parameters["finish_reason"] = {"string": finish_reason}
+    return {
+        "model": model,
+        "tensors": [
+            _tensor("text_output", "Bytes", [list(text.encode())]),
+            _tensor("output_ids", "Int64", list(tokens)),
+        ],
+        "parameters": parameters,
+    }
+
+
+def _tensor(name: str, kind: str, values: list[Any]) -> dict[str, Any]:
+    metadata = {"name": name, "data_type": kind, "shape": [len(values)]}
+    return {"metadata": metadata, "data": {"data_type": kind, "values": values}}

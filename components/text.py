@@ -1,0 +1,91 @@
+"""Text in and out for the KServe Tensor route, which Dynamo passes on untouched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from backend.core.sampling_params import InvalidRequestError
+
+
+class TextProcessor:
+    """The tokenizer and the chat template of a checkpoint directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self._template = _chat_template(directory)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of raw text, as /v1/completions makes them."""
+        return self.tokenizer.encode(text).ids
+
+    def encode_chat(self, text: str) -> list[int]:
+        """Token ids of a chat whose one user message is `text`.
+
+        Raises:
+            InvalidRequestError: the model has no chat template.
+        """
+        if self._template is None:
+            raise InvalidRequestError("the model has no chat template; send the parameter chat_template=false")
+        rendered = self._template.render(
+            messages=[{"role": "user", "content": text}], add_generation_prompt=True, bos_token="", eos_token=""
+        )
+        return self.tokenizer.encode(rendered, add_special_tokens=False).ids
+
+
+def _chat_template(directory: Path):  # type: ignore[no-untyped-def]
+    source = None
+    config = directory / "tokenizer_config.json"
+    if config.exists():
+        source = json.loads(config.read_text()).get("chat_template")
+    file = directory / "chat_template.jinja"
+    if file.exists():
+        source = file.read_text()
+    if not isinstance(source, str):
+        return None
+    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(source)
+
+
+class TextStream:
+    """Tokens to text, append-only: whole characters, and nothing that a stop string may still claim."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stop = [text for text in stop if text]
+        self._held = ""
+        self.is_stopped = False
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """The text that `tokens` make certain."""
+        if self.is_stopped:
+            return ""
+        pieces = [self._stream.step(self._tokenizer, token) for token in tokens]
+        self._held += "".join(piece for piece in pieces if piece)
+        first = min((at for text in self._stop if (at := self._held.find(text)) >= 0), default=-1)
+        if first >= 0:
+            self.is_stopped = True
+            certain, self._held = self._held[:first], ""
+            return certain
+        keep = max((_overlap(self._held, text) for text in self._stop), default=0)
+        certain = self._held[: len(self._held) - keep]
+        self._held = self._held[len(self._held) - keep :]
+        return certain
+
+    def finish(self) -> str:
+        """What was held back, now that nothing follows."""
+        rest, self._held = self._held, ""
+        return rest
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

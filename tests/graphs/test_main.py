@@ -1,0 +1,102 @@
+"""The `sangam` command's arguments."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphs import local
+from graphs.__main__ import CONFIGS, main
+from graphs.launch import Settings
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """What `serve` would have run."""
+    seen: list[Settings] = []
+
+    def serve(settings: Settings, *_: object) -> int:
+        seen.append(settings)
+        return 0
+
+    monkeypatch.setattr(local, "serve", serve)
+    return seen
+
+
+def values(settings: Settings, section: str) -> Mapping[str, Any]:
+    return settings.sections[section].model_dump()
+
+
+def test_the_shipped_configuration_is_the_default(served: list[Settings]) -> None:
+    assert main(["serve", "colocated"]) == 0
+    assert served[0].path == CONFIGS / "colocated.yaml"
+
+
+def test_a_flag_reaches_every_section_that_knows_it(served: list[Settings]) -> None:
+    main(["serve", "colocated", "--workers", "3", "--namespace", "mine", "--http-port", "8123", "--max-attempts", "2"])
+    [settings] = served
+    assert values(settings, "colocated_worker")["num_workers"] == 3
+    assert values(settings, "router")["max_attempts"] == 2
+    assert values(settings, "frontend")["http_port"] == 8123
+    assert {config.namespace for config in settings.sections.values()} == {"mine"}
+
+
+def test_the_file_is_read_and_flags_win(served: list[Settings], tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("colocated_worker: {num_workers: 4, token_budget: 99}\n")
+    main(["serve", "colocated", "-f", str(file), "--num-workers", "5"])
+    worker = values(served[0], "colocated_worker")
+    assert (worker["num_workers"], worker["token_budget"]) == (5, 99)
+
+
+@pytest.mark.parametrize("argv", [[], ["serve"], ["serve", "nonsense"], ["serve", "colocated", "--workers", "x"]])
+def test_wrong_arguments_exit_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(argv)
+    assert exit.value.code == 2
+    assert "usage: sangam" in capsys.readouterr().err
+
+
+def test_a_wrong_value_is_one_line_and_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "colocated", "--workers", "0"]) == 2
+    assert "colocated_worker.num_workers" in capsys.readouterr().out
+
+
+def test_no_model_is_one_line_and_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "colocated", "--model", str(tmp_path / "nowhere")]) == 2
+    assert "no model in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port"])
+def test_a_port_in_use_is_named_before_anything_starts(
+    flag: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as other:
+        port, free = server.getsockname()[1], other.getsockname()[1]
+        other.close()
+        argv = ["--model", str(model), "--http-port", str(free), flag, str(port), "--log-dir", str(model / "logs")]
+        assert main(["serve", "colocated", *argv]) == 2
+    output = capsys.readouterr().out
+    assert f"port {port}" in output and "already in use" in output and flag in output
+    assert not (model / "logs").exists()
+
+
+def test_the_command_imports_no_engine() -> None:
+    code = (
+        "import sys, graphs.__main__, graphs.local\n"
+        "bad = {'torch', 'dynamo', 'openai', 'components.router', 'backend'} & set(sys.modules)\n"
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
