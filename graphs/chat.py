@@ -156,11 +156,13 @@ def _prompts(interactive: bool) -> Iterator[str]:
 
 def _show_live(console: Console, answers: Iterator[Answer], block_length: int) -> Answer:
     answer = Answer()
-    with Live(console=console, refresh_per_second=15, transient=False) as live:
+    with Live(console=console, refresh_per_second=15) as live:
         live.update(Text(answer.masked(block_length), "dim"))
         for answer in answers:
-            text = Text.assemble(answer.text, (answer.masked(block_length), "dim"))
-            live.update(Group(text, Text(answer.footer(), "dim")))
+            lines = Text.assemble(answer.text, (answer.masked(block_length), "dim")).wrap(console, console.width)
+            # What has scrolled off the screen cannot be redrawn: all of it only once it is final.
+            first = 0 if answer.finish_reason else max(len(lines) - console.height + 2, 0)
+            live.update(Group(*lines[first:], Text(answer.footer(), "dim")))
     return answer
 
 

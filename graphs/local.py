@@ -21,7 +21,7 @@ from graphs.supervisor import ChildFailed, Supervisor
 from graphs.terminal import Terminal
 
 NATS_PORT = 4222
-NATS_TIMEOUT_S = 10.0
+NATS_START_S, NATS_REACH_S = 10.0, 2.0
 
 
 def default_log_dir(settings: Settings) -> Path:
@@ -121,7 +121,7 @@ class _Run:
             port = next(ports)
             nats_url = f"nats://127.0.0.1:{port}"
             supervisor.start([nats_program(port)])
-        await readiness.listening(nats_url, NATS_PORT, NATS_TIMEOUT_S)
+        await readiness.listening(nats_url, NATS_PORT, NATS_REACH_S if config.nats else NATS_START_S)
         terminal.reached(f"NATS at {nats_url}")
 
         programs: list[Program] = []
