@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -29,6 +30,23 @@ log = logging.getLogger(__name__)
 
 _WATCH_INTERVAL_S = 0.1
 _FINISH_REASONS = {RequestStatus.FINISHED_STOP: "stop", RequestStatus.FINISHED_LENGTH: "length"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What became certain of an answer: token ids, their text, and at the end a finish reason."""
+
+    tokens: list[int]
+    text: str
+    finish_reason: str = ""
+
+
+@dataclass
+class _Account:
+    """How a request fared, for the metrics; without an outcome it did not reach its end."""
+
+    outcome: str = "aborted"
+    num_tokens: int = 0
 
 
 class RouterMetrics:
@@ -52,7 +70,13 @@ class RouterMetrics:
         )
         self._dispatcher = dispatcher
 
-    def refresh(self) -> None:
+    def request_done(self, outcome: str, num_tokens: int, seconds: float) -> None:
+        self.requests.labels(outcome).inc()
+        self.tokens.inc(num_tokens)
+        self.seconds.observe(seconds)
+
+    def refresh(self, tokens_in_flight: int) -> None:
+        self.in_flight.set(tokens_in_flight)
         self._outstanding.clear()
         for worker_id, tokens in self._dispatcher.ledger.outstanding_prefill_tokens.items():
             self._outstanding.labels(str(worker_id)).set(tokens)
@@ -107,7 +131,7 @@ class Router:
         shown: ModelCard | None = None
         while True:
             self.dispatcher.watch()
-            self.metrics.refresh()
+            self.metrics.refresh(self._tokens_in_flight)
             card = self.dispatcher.model if self.dispatcher.candidates else None
             if card != shown:
                 if shown is not None:
@@ -141,11 +165,12 @@ class Router:
             )
         except InvalidRequestError as error:
             self._refuse(error)
-        async with aclosing(self._answer(request, context)) as answer:
-            async for tokens, status in answer:
-                chunk: Message = {"token_ids": tokens, "index": 0}
-                if status is not None:
-                    chunk["finish_reason"] = _FINISH_REASONS[status]
+        stop = (message.get("stop_conditions") or {}).get("stop") or ()
+        async with aclosing(self._answer(request, stop, context)) as answer:
+            async for piece in answer:
+                chunk: Message = {"token_ids": piece.tokens, "text": piece.text, "index": 0}
+                if piece.finish_reason:
+                    chunk["finish_reason"] = piece.finish_reason
                 yield chunk
 
     async def generate_tensor(self, message: Message, context: Context) -> AsyncIterator[Message]:
@@ -156,37 +181,70 @@ class Router:
             request = build_request(context.id(), parsed.prompt, parsed.options, card, self._limits(card), time.time())
         except InvalidRequestError as error:
             self._refuse(error)
-        stream = TextStream(self.text.tokenizer, parsed.stop)
         model = message["model"]
-        held_text, held_tokens, count = "", list[int](), 0
-        async with aclosing(self._answer(request, context)) as answer:
-            async for tokens, status in answer:
-                text = stream.push(tokens)
-                count += len(tokens)
-                reason = "stop" if stream.is_stopped else _FINISH_REASONS[status] if status else ""
-                if reason:
-                    text += stream.finish()
-                held_text += text
-                held_tokens += tokens
-                if reason:
+        held = Piece([], "")
+        count = 0
+        async with aclosing(self._answer(request, parsed.stop, context)) as answer:
+            async for piece in answer:
+                count += len(piece.tokens)
+                held = Piece(held.tokens + piece.tokens, held.text + piece.text, piece.finish_reason)
+                if held.finish_reason:
                     usage = {"prompt_tokens": len(request.prompt), "completion_tokens": count}
-                    yield tensor_response(model, held_text, held_tokens, reason, usage)
-                    return
-                if parsed.is_streaming and held_text:
-                    yield tensor_response(model, held_text, held_tokens)
-                    held_text, held_tokens = "", []
+                    yield tensor_response(model, held.text, held.tokens, held.finish_reason, usage)
+                elif parsed.is_streaming:
+                    yield tensor_response(model, held.text, held.tokens)
+                    held = Piece([], "")
 
-    def _refuse(self, error: InvalidRequestError) -> None:
+    def _refuse(self, error: InvalidRequestError) -> NoReturn:
         self.metrics.requests.labels("refused").inc()
         refuse(400, str(error))
 
-    async def _answer(
-        self, request: Request, context: Context
-    ) -> AsyncGenerator[tuple[list[int], RequestStatus | None]]:
-        """New tokens of the answer as they are committed; the last pair carries how it ended.
+    async def _answer(self, request: Request, stop: Sequence[str], context: Context) -> AsyncGenerator[Piece]:
+        """The answer as it is committed, cut at stop strings; the last piece says how it ended.
 
-        Ends without a status when the client has gone.
+        Ends without a last piece when the client has gone.
         """
+        with self._admitted(request) as account:
+            text = TextStream(self.text.tokenizer, stop)
+            sent = 0
+            while True:
+                async with aclosing(self._run_block(request, context)) as progress:
+                    async for _ in progress:
+                        tokens, status = request.answer(sent)
+                        sent += len(tokens)
+                        account.num_tokens = sent
+                        piece = text.push(tokens)
+                        if text.is_stopped:
+                            account.outcome = "stop"
+                            request.transition(RequestStatus.FINISHED_STOP)
+                            yield Piece(tokens, piece, "stop")
+                            return
+                        if status is not None:
+                            account.outcome = _FINISH_REASONS[status]
+                            request.transition(status)
+                            yield Piece(tokens, piece + text.finish(), account.outcome)
+                            return
+                        if tokens:
+                            yield Piece(tokens, piece)
+                if context.is_stopped():
+                    return
+                self.metrics.blocks.inc()
+                request.next_block()
+
+    async def _run_block(self, request: Request, context: Context) -> AsyncGenerator[None]:
+        try:
+            async with aclosing(self.dispatcher.run_block(request, context)) as progress:
+                async for _ in progress:
+                    yield
+        except InvalidRequestError as error:
+            self._refuse(error)
+        except RequestFailedError as error:
+            log.error("request %s failed: %s", request.request_id, error)
+            refuse(500, str(error))
+
+    @contextmanager
+    def _admitted(self, request: Request) -> Iterator[_Account]:
+        """Holds the request's share of the router's bounded queue; refuses it if there is no room."""
         size = request.sequence_length
         if size > self.dispatcher.capacity_tokens > 0:
             self._refuse(
@@ -195,44 +253,22 @@ class Router:
                     f"({self.dispatcher.capacity_tokens} tokens)"
                 )
             )
-        if self._tokens_in_flight and self._tokens_in_flight + size > self.config.max_queued_tokens:
+        limit = self.config.max_queued_tokens
+        if self._tokens_in_flight and self._tokens_in_flight + size > limit:
             self.metrics.requests.labels("overload").inc()
-            refuse(
-                429,
-                f"overloaded: {self._tokens_in_flight} of {self.config.max_queued_tokens} tokens in flight; try later",
-            )
+            refuse(429, f"overloaded: {self._tokens_in_flight} of {limit} tokens in flight; try again later")
         self._tokens_in_flight += size
-        self.metrics.in_flight.set(self._tokens_in_flight)
-        outcome = "aborted"
+        account = _Account()
         started = time.monotonic()
-        sent = 0
         try:
-            while not request.status.is_finished:
-                async with aclosing(self.dispatcher.run_block(request, context)) as progress:
-                    async for _ in progress:
-                        tokens, status = request.answer(sent)
-                        sent += len(tokens)
-                        if status is not None:
-                            request.transition(status)
-                            outcome = _FINISH_REASONS[status]
-                            yield tokens, status
-                            return
-                        if tokens:
-                            yield tokens, None
-                if context.is_stopped():
-                    return
-                self.metrics.blocks.inc()
-                request.next_block()
-        except (RequestFailedError, InvalidRequestError) as error:
-            outcome = "failed"
-            log.error("request %s failed: %s", request.request_id, error)
-            refuse(400 if isinstance(error, InvalidRequestError) else 500, str(error))
+            yield account
+        except BaseException as error:
+            if not isinstance(error, GeneratorExit | asyncio.CancelledError):
+                account.outcome = "failed"
+            raise
         finally:
             self._tokens_in_flight -= size
-            self.metrics.in_flight.set(self._tokens_in_flight)
-            self.metrics.tokens.inc(sent)
-            self.metrics.requests.labels(outcome).inc()
-            self.metrics.seconds.observe(time.monotonic() - started)
+            self.metrics.request_done(account.outcome, account.num_tokens, time.monotonic() - started)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn, Protocol, cast
 
 import uvloop
@@ -71,7 +72,13 @@ Handler = Callable[[Message, Context], AsyncIterator[Message]]
 
 def refuse(status: int, message: str) -> NoReturn:
     """Ends a request with an HTTP status, as far as Dynamo's frontend passes it on."""
-    raise HttpError(status, message)
+    raise HttpError(status, message) from None
+
+
+def _print_unless_refusal(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Dynamo prints what a handler raises; a refused request is no reason for a traceback."""
+    if not isinstance(error, HttpError):
+        sys.__excepthook__(kind, error, trace)
 
 
 def run(main: Callable[[], Coroutine[Any, Any, int]], config: CommonConfig) -> NoReturn:
@@ -91,6 +98,7 @@ def run(main: Callable[[], Coroutine[Any, Any, int]], config: CommonConfig) -> N
     if not os.environ.get("NATS_SERVER"):
         print("error: no NATS server: give --nats nats://HOST:PORT", file=sys.stderr)
         sys.exit(2)
+    sys.excepthook = _print_unless_refusal
     status = uvloop.run(main())
     sys.stdout.flush()
     sys.stderr.flush()
