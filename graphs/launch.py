@@ -143,7 +143,7 @@ def _frontends(
     argv += ["--active-decode-blocks-threshold", "0.9"]  # refuse while the router reports itself full
     environment = {
         **shared,
-        "DYN_HTTP_OVERLOAD_STATUS_CODE": "503",
+        "DYN_HTTP_OVERLOAD_STATUS_CODE": "429",
         # One failing request would otherwise take the only router out of service for seconds.
         "DYN_RUNTIME_INHIBITED_DURATION_SECS": "0",
     }

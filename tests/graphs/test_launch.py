@@ -77,7 +77,7 @@ def test_environment() -> None:
         assert environment["DYN_EVENT_PLANE"] == "nats"
         assert environment["NATS_SERVER"] == NATS
     assert "DYN_SYSTEM_PORT" not in found["frontend"].environment
-    assert found["frontend"].environment["DYN_HTTP_OVERLOAD_STATUS_CODE"] == "503"
+    assert found["frontend"].environment["DYN_HTTP_OVERLOAD_STATUS_CODE"] == "429"
     assert found["router"].status_url == f"http://127.0.0.1:{found['router'].environment['DYN_SYSTEM_PORT']}"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from components.config import SECTIONS
 from graphs import local
 from graphs.__main__ import CONFIGS, main
 from graphs.launch import Settings
@@ -100,3 +101,9 @@ def test_the_command_imports_no_engine() -> None:
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_key_is_documented() -> None:
+    page = (CONFIGS / "README.md").read_text()
+    keys = {key for schema in SECTIONS.values() for key in schema.model_fields}
+    assert [key for key in sorted(keys) if f"| `{key}` |" not in page] == []
