@@ -26,6 +26,8 @@ def load_model(directory: Path, dtype: torch.dtype, device: torch.device) -> Lla
     with torch.device("meta"):
         model = Llada(config)
     model = model.to(dtype).to_empty(device=device).eval().requires_grad_(False)
+    if config.tie_embeddings:  # to_empty gives each of the two names memory of its own
+        model.lm_head.weight = model.embedding.weight
     targets = _targets(model)
     files = _files(directory)
     found = {name for names in files.values() for name in names}
