@@ -100,6 +100,7 @@ class _Run:
             self._terminal.stopping(signals.first.result().name)
             starting.cancel()
             await supervisor.stop()
+            follower.poll()  # last words
             return 0 if up and not signals.repeated else 128 + signals.first.result()
         except (ChildFailed, readiness.NotServing) as error:
             await supervisor.stop()
@@ -157,7 +158,8 @@ class _Signals:
         self.first: asyncio.Future[signal.Signals] = loop.create_future()
         self.repeated = False
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._arrived, number)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves it
+                loop.add_signal_handler(number, self._arrived, number)
 
     def _arrived(self, number: signal.Signals) -> None:
         if not self.first.done():

@@ -24,6 +24,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 WORKER = "import time; print('INFO loading'); print('ERROR a bad day', flush=True); time.sleep(60)"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ERROR stubborn', flush=True);" + WORKER
 # What `sangam serve` does, but for the programs of the graph.
 SERVE = """
 import sys
@@ -77,6 +78,7 @@ class Served:
 def test_it_tells_where_the_model_answers_and_stops_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     served = Served(tmp_path)
     try:
+        served.wait_for("ERROR a bad day")
         served.wait_for("Ctrl-C stops everything")
         served.process.send_signal(number)
     finally:
@@ -128,3 +130,18 @@ def test_a_nats_server_that_is_not_there_is_a_failed_start(tmp_path: Path) -> No
     served = Served(tmp_path, "--nats", "nats://127.0.0.1:1")
     assert served.exit_status() == 1
     assert "nothing listens at nats://127.0.0.1:1" in served.output()
+
+
+def test_a_second_signal_kills_who_does_not_stop(tmp_path: Path) -> None:
+    served = Served(tmp_path, worker=STUBBORN)
+    try:
+        served.wait_for("ERROR stubborn")
+        served.wait_for("Ctrl-C stops everything")
+        served.process.send_signal(signal.SIGINT)
+        served.wait_for("SIGINT: stopping")
+        started = time.monotonic()
+        served.process.send_signal(signal.SIGINT)
+    finally:
+        status = served.exit_status()
+    assert status == 128 + signal.SIGINT
+    assert time.monotonic() - started < 9.0  # the grace period is ten seconds
