@@ -20,7 +20,7 @@ _STRINGS = ("unmasking", "cache_policy")
 DLLM_OPTIONS = (*_INTEGERS, *_NUMBERS, *_STRINGS)
 
 # Standard options that are not served yet, with the values that ask for nothing.
-_UNSUPPORTED: dict[str, tuple[object, ...]] = {
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "n": (None, 1),
     "best_of": (None, 1),
     "top_p": (None, 1, 1.0),
@@ -33,7 +33,7 @@ _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "guided_decoding": (None, {}),
     "use_beam_search": (None, False),
     "min_tokens": (None, 0),
-    "logprobs": (None, False),
+    "logprobs": (None,),
     "prompt_logprobs": (None,),
 }
 
@@ -72,21 +72,16 @@ def dllm_options(annotations: Sequence[str], metadata: Mapping[str, str]) -> dic
     return options
 
 
-def _number(kind: type[int] | type[float], field: str, text: str) -> int | float:
-    try:
-        return kind(text)
-    except ValueError:
-        wanted = "a whole number" if kind is int else "a number"
-        raise InvalidRequestError(f"{field}={text!r} is not {wanted}") from None
-
-
 def parse_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """Text values of dLLM options to numbers. Raises InvalidRequestError naming the option."""
-    parsed: dict[str, Any] = {}
-    for key, text in options.items():
-        kind = int if key in _INTEGERS else float if key in _NUMBERS else None
-        parsed[key] = text if kind is None else _number(kind, key, text)
-    return parsed
+    """Text values of dLLM options to numbers; what is none stays text, for `SamplingParams` to refuse."""
+    return {key: _number(key, text) for key, text in options.items()}
+
+
+def _number(key: str, text: str) -> int | float | str:
+    try:
+        return int(text) if key in _INTEGERS else float(text) if key in _NUMBERS else text
+    except ValueError:
+        return text
 
 
 def build_request(
@@ -117,8 +112,9 @@ def build_request(
     if "canvas_length" not in given:
         wanted = limits.default_canvas_length if max_tokens is None else max_tokens
         if isinstance(wanted, int) and isinstance(block_length, int) and block_length > 0:
-            wanted = max(-(-wanted // block_length), 1) * block_length
-        given["canvas_length"] = wanted
+            given["canvas_length"] = max(-(-wanted // block_length), 1) * block_length
+        else:  # one of them is refused below, by its own name
+            given["canvas_length"] = block_length
     if max_tokens is None:
         given["max_tokens"] = given["canvas_length"]
     params = SamplingParams(**given, stop_token_ids=tuple(dict.fromkeys(stop_ids)))
@@ -181,7 +177,7 @@ def parse_tokens_request(
 
 def refuse_unsupported(options: Mapping[str, Any]) -> None:
     """Raises InvalidRequestError for the first option that asks for something not served."""
-    for field, nothing in _UNSUPPORTED.items():
+    for field, nothing in UNSUPPORTED.items():
         if field in options and options[field] not in nothing:
             allowed = next((value for value in nothing if value is not None), None)
             hint = "leave it out" if allowed is None else f"leave it out or send {allowed}"

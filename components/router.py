@@ -21,7 +21,7 @@ from components.config import RouterConfig, from_command_line
 from components.dispatcher import Dispatcher, RequestFailedError
 from components.load_bus import LoadBus
 from components.protocol import ModelCard
-from components.request_parser import Limits, build_request, parse_tokens_request
+from components.request_parser import Limits, build_request, dllm_options, parse_options, parse_tokens_request
 from components.runtime import Context, Message, ModelRegistration, Runtime, Workers, refuse, run
 from components.tensor_api import model_config, parse_tensor_request, tensor_response
 from components.text import TextProcessor, TextStream
@@ -178,7 +178,8 @@ class Router:
         card = self._card()
         try:
             parsed = parse_tensor_request(message, self.text)
-            request = build_request(context.id(), parsed.prompt, parsed.options, card, self._limits(card), time.time())
+            options = {**parse_options(dllm_options((), context.metadata.copy())), **parsed.options}
+            request = build_request(context.id(), parsed.prompt, options, card, self._limits(card), time.time())
         except InvalidRequestError as error:
             self._refuse(error)
         model = message["model"]
@@ -211,13 +212,13 @@ class Router:
                 async with aclosing(self._run_block(request, context)) as progress:
                     async for _ in progress:
                         tokens, status = request.answer(sent)
+                        kept, piece = text.push(tokens)
                         sent += len(tokens)
-                        account.num_tokens = sent
-                        piece = text.push(tokens)
+                        account.num_tokens += len(kept)
                         if text.is_stopped:
                             account.outcome = "stop"
                             request.transition(RequestStatus.FINISHED_STOP)
-                            yield Piece(tokens, piece, "stop")
+                            yield Piece(kept, piece, "stop")
                             return
                         if status is not None:
                             account.outcome = _FINISH_REASONS[status]

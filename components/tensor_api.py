@@ -15,11 +15,12 @@ from typing import Any
 import tritonclient.grpc.model_config_pb2 as triton
 
 from backend.core.sampling_params import InvalidRequestError
-from components.request_parser import DLLM_OPTIONS, refuse_unsupported
+from components.request_parser import DLLM_OPTIONS, UNSUPPORTED, refuse_unsupported
 from components.text import TextProcessor
 
 _STANDARD = ("max_tokens", "temperature", "seed", "ignore_eos")
-_FRONTEND = ("streaming", "stream", "id")
+# What Dynamo's frontend and tritonclient add by themselves.
+_FRONTEND = ("streaming", "stream", "id", "triton_enable_empty_final_response")
 PARAMETERS = (*_STANDARD, "stop", "chat_template", *DLLM_OPTIONS)
 
 
@@ -61,7 +62,7 @@ def parse_tensor_request(message: Mapping[str, Any], text: TextProcessor) -> Ten
             options[key] = _boolean(key, value)
         elif key in _STANDARD or key in DLLM_OPTIONS:
             options[key] = value
-        elif key not in _FRONTEND:
+        elif key not in _FRONTEND and key not in UNSUPPORTED:
             raise InvalidRequestError(f"parameter {key!r} is not known; allowed: {', '.join(PARAMETERS)}")
     return TensorRequest(_prompt(message, text, as_chat), options, stop, is_streaming)
 

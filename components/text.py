@@ -8,9 +8,12 @@ from pathlib import Path
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from backend.core.sampling_params import InvalidRequestError
+
+_NO_CHARACTER = "\ufffd"
+_LONGEST_CHARACTER = 4
+"""Bytes of UTF-8, so no more tokens than this make one character."""
 
 
 class TextProcessor:
@@ -52,21 +55,31 @@ def _chat_template(directory: Path):  # type: ignore[no-untyped-def]
 
 
 class TextStream:
-    """Tokens to text, append-only: whole characters, and nothing that a stop string may still claim."""
+    """Tokens to text, append-only: whole characters, and nothing that a stop string may still claim.
+
+    Token by token, so that neither the text nor where it stops depends on how tokens come together.
+    """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._characters = _CharacterStream(tokenizer)
         self._stop = [text for text in stop if text]
         self._held = ""
         self.is_stopped = False
 
-    def push(self, tokens: Sequence[int]) -> str:
-        """The text that `tokens` make certain."""
-        if self.is_stopped:
-            return ""
-        pieces = [self._stream.step(self._tokenizer, token) for token in tokens]
-        self._held += "".join(piece for piece in pieces if piece)
+    def push(self, tokens: Sequence[int]) -> tuple[list[int], str]:
+        """Those of `tokens` that the answer keeps, and the text that they make certain.
+
+        The token that completes a stop string is the last one kept; its text is cut before the string.
+        """
+        certain = ""
+        for num_kept, token in enumerate(tokens):
+            if self.is_stopped:
+                return list(tokens[:num_kept]), certain
+            certain += self._push(token)
+        return list(tokens), certain
+
+    def _push(self, token: int) -> str:
+        self._held += self._characters.push(token)
         first = min((at for text in self._stop if (at := self._held.find(text)) >= 0), default=-1)
         if first >= 0:
             self.is_stopped = True
@@ -78,9 +91,37 @@ class TextStream:
         return certain
 
     def finish(self) -> str:
-        """What was held back, now that nothing follows."""
+        """What was held back, now that nothing follows. Half a character is dropped."""
         rest, self._held = self._held, ""
         return rest
+
+
+class _CharacterStream:
+    """Text of token after token, held back while it ends within a character.
+
+    Ours because tokenizers' DecodeStream raises on bytes that turn out to be no character.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        self._num_read = 0
+        self._text = ""
+
+    def push(self, token: int) -> str:
+        self._window.append(token)
+        # Decoded behind the tokens before it: a decoder may treat the start of a text differently.
+        text = self._tokenizer.decode(self._window)
+        if text == self._text:  # a special token
+            self._window.pop()
+            return ""
+        if text.endswith(_NO_CHARACTER) and len(self._window) - self._num_read < _LONGEST_CHARACTER:
+            return ""
+        new = text[len(self._text) :]
+        self._window = self._window[self._num_read :]
+        self._num_read = len(self._window)
+        self._text = self._tokenizer.decode(self._window)
+        return new
 
 
 def _overlap(text: str, stop: str) -> int:

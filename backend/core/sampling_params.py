@@ -45,9 +45,10 @@ class SamplingParams:
     cache_policy: str = "dual"
 
     def __post_init__(self) -> None:
-        _integer("max_tokens", self.max_tokens, 1, None)
+        # In this order: an absent canvas_length or max_tokens is made from the ones before it.
         _integer("block_length", self.block_length, 1, MAX_BLOCK_LENGTH)
         _integer("canvas_length", self.canvas_length, 1, None)
+        _integer("max_tokens", self.max_tokens, 1, None)
         if self.canvas_length % self.block_length:
             raise InvalidRequestError(
                 f"canvas_length={self.canvas_length} must be a multiple of block_length={self.block_length}"
