@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -34,11 +36,14 @@ class KVCache:
         """Per layer [slots, K, E]."""
         self.values = [flat[layer, 1] for layer in range(num_layers)]
 
-    def slots(self, pages: Sequence[int], num_tokens: int) -> Tensor | slice:
-        """The slots of a sequence's first `num_tokens` tokens: a slice where the pages are neighbours."""
-        first = pages[0]
-        if pages[-1] - first == len(pages) - 1 and all(b - a == 1 for a, b in zip(pages, pages[1:], strict=False)):
-            return slice(first * self.page_size, first * self.page_size + num_tokens)
-        starts = torch.tensor(pages, device=self.data.device) * self.page_size
-        offsets = torch.arange(self.page_size, device=self.data.device)
-        return (starts[:, None] + offsets).flatten()[:num_tokens]
+    def slots(self, pages: Sequence[int], num_tokens: int) -> NDArray[np.int64]:
+        """The slots of a sequence's first `num_tokens` tokens, int64 [num_tokens]."""
+        starts = np.array(pages) * self.page_size
+        return (starts[:, None] + np.arange(self.page_size)).flatten()[:num_tokens]
+
+    def context(self, slots: NDArray[np.int64]) -> Tensor | slice:
+        """How to read `slots` of `keys` and `values`: as a view where they are neighbours."""
+        first, last = int(slots[0]), int(slots[-1])
+        if last - first == len(slots) - 1 and bool((np.diff(slots) == 1).all()):
+            return slice(first, last + 1)
+        return torch.from_numpy(slots).to(self.data.device)

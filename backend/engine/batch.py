@@ -1,11 +1,12 @@
-"""StepPlan -> one packed batch of tensors. T packed tokens, B requests, L the longest block."""
+"""StepPlan -> one packed batch. T packed tokens, B requests, L the longest block among them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from backend.attention.kv_cache import KVCache
 from backend.attention.sdpa import SequenceSpan
@@ -19,16 +20,11 @@ class BlockLayout:
 
     def __init__(self, request: Request, cache: KVCache) -> None:
         self.block = request.block
-        device = cache.data.device
         start, end = request.block_start, request.block_start + request.block.length
-        self.context = cache.slots(request.pages, request.sequence_length)
-        if isinstance(self.context, slice):
-            first = self.context.start
-            self.all_slots = torch.arange(first, first + request.sequence_length, device=device)
-        else:
-            self.all_slots = self.context
-        self.block_slots = self.all_slots[start:end]
-        self.block_positions = torch.arange(start, end, device=device)
+        self.slots = cache.slots(request.pages, request.sequence_length)
+        self.context = cache.context(self.slots)
+        self.block_slots = self.slots[start:end]
+        self.block_positions = np.arange(start, end)
 
 
 class PackedBatch:
@@ -39,55 +35,69 @@ class PackedBatch:
     a batch.
 
     Attributes:
-        block_rows: int64 [B, L], the packed row of each block position.
-        is_masked: bool [B, L].
+        token_ids: int64 [T], with the mask token where a position is masked.
+        positions, slots: int64 [T].
+        longest_block: L.
     """
 
     def __init__(
         self, plan: StepPlan, layouts: Sequence[BlockLayout], cache: KVCache, mask_token_id: int, min_rows: int
     ) -> None:
-        device = cache.data.device
         requests = (*plan.prefills, *plan.decodes)
-        self.sampling = SamplingBatch(requests, device)
-        ids: list[int] = []
-        slots: list[Tensor] = []
-        positions: list[Tensor] = []
-        self.spans: list[SequenceSpan] = []
-        first_rows: list[int] = []
-        masked: list[list[bool]] = []
-        longest = self.sampling.shape[1]
         num_prefills = len(plan.prefills)
+        longest = max(request.block.length for request in requests)
+        ids: list[int] = []
+        slots: list[NDArray[np.int64]] = []
+        positions: list[NDArray[np.int64]] = []
+        spans: list[SequenceSpan] = []
+        first_rows: list[int] = []
+        is_masked = np.zeros((len(requests), longest), dtype=bool)
         for i, (request, layout) in enumerate(zip(requests, layouts, strict=True)):
             begin = len(ids)
-            tokens = request.block.tokens
+            block = request.block
             if i < num_prefills:
                 ids += request.prompt
                 ids += request.response
                 first_rows.append(len(ids))
                 ids += [mask_token_id] * (request.sequence_length - len(ids) + begin)
-                slots.append(layout.all_slots)
-                positions.append(torch.arange(request.sequence_length, device=device))
-                self.spans.append(SequenceSpan(begin, len(ids), None))
+                slots.append(layout.slots)
+                positions.append(np.arange(request.sequence_length))
+                spans.append(SequenceSpan(begin, len(ids), None))
+                is_masked[i, : block.length] = True
             else:
                 first_rows.append(begin)
-                ids += [mask_token_id if token is None else token for token in tokens]
+                ids += [mask_token_id if token is None else token for token in block.tokens]
                 slots.append(layout.block_slots)
                 positions.append(layout.block_positions)
-                self.spans.append(SequenceSpan(begin, len(ids), layout.context))
-            masked.append([token is None for token in tokens] + [False] * (longest - len(tokens)))
+                spans.append(SequenceSpan(begin, len(ids), layout.context))
+                is_masked[i, : block.length] = [token is None for token in block.tokens]
         if padding := max(min_rows - len(ids), 0):
             ids += [0] * padding
-            slots.append(torch.full((padding,), cache.scratch_slot, device=device))
-            positions.append(torch.zeros(padding, dtype=torch.int64, device=device))
-        self.token_ids = torch.tensor(ids, device=device)
-        self.slots = torch.cat(slots)
-        self.positions = torch.cat(positions)
-        rows = torch.tensor(first_rows, device=device)[:, None]
-        self.block_rows = rows + torch.arange(longest, device=device)
-        self.is_masked = torch.tensor(masked, device=device)
+            slots.append(np.full(padding, cache.scratch_slot))
+            positions.append(np.zeros(padding, dtype=np.int64))
+        device = cache.data.device
+        self.spans = spans
+        self.longest_block = longest
+        self._block_rows = (np.array(first_rows)[:, None] + np.arange(longest)).ravel()
+        self._is_masked = is_masked.ravel()
+        self._ids = np.array(ids)
+        # On the CPU these share memory with the arrays: `write` reaches the model without a copy.
+        self.token_ids = torch.from_numpy(self._ids).to(device)
+        self.slots = torch.from_numpy(np.concatenate(slots)).to(device)
+        self.positions = torch.from_numpy(np.concatenate(positions)).to(device)
+        self.sampling = SamplingBatch(requests, longest, device)
 
-    def write(self, commits: Tensor) -> None:
-        """Puts the tokens of `commits` [M, 3] in place for the next step of the same requests."""
-        rows, offsets, tokens = commits.unbind(1)
-        self.token_ids[self.block_rows[rows, offsets]] = tokens
-        self.is_masked[rows, offsets] = False
+    def masked_places(self) -> NDArray[np.int64]:
+        """Where a token may still be unmasked: `request row * L + offset`, ascending."""
+        return np.flatnonzero(self._is_masked)
+
+    def packed_rows(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The packed row of each place."""
+        return self._block_rows.take(places)
+
+    def write(self, places: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
+        """Puts committed tokens [M] in place for the next step of the same requests."""
+        self._ids[self.packed_rows(places)] = tokens
+        self._is_masked[places] = False
+        if self.token_ids.device.type != "cpu":
+            self.token_ids.copy_(torch.from_numpy(self._ids), non_blocking=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from backend.attention.kv_cache import KVCache
@@ -11,7 +13,7 @@ from backend.core.request import Block
 from backend.core.step import StepPlan, StepResult
 from backend.engine.batch import BlockLayout, PackedBatch
 from backend.models.llada import Llada
-from backend.sampling.sampler import FAILED, choose
+from backend.sampling.sampler import FAILED
 
 
 class ModelRunner:
@@ -26,14 +28,24 @@ class ModelRunner:
         self._batch: PackedBatch | None = None
         self._batch_blocks: list[Block] = []
 
+    @property
+    def last_batch(self) -> PackedBatch | None:
+        """The batch that the next step runs again if its requests are the same."""
+        return self._batch
+
+    def forget_batch(self) -> None:
+        """Makes the next step pack anew."""
+        self._batch = None
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         batch = self._pack(plan)
-        hidden = self.model(batch.token_ids, batch.positions, SdpaAttention(self.cache, batch.slots, batch.spans))
-        rows, offsets = batch.is_masked.nonzero(as_tuple=True)
-        logits = self._logits(hidden, batch.block_rows[rows, offsets])
-        commits = choose(logits, self.mask_token_id, rows, offsets, batch.sampling)
-        return self._result(plan, batch, commits)
+        attention = SdpaAttention(self.cache, batch.slots, batch.spans)
+        hidden = self.model(batch.token_ids, batch.positions, attention)
+        masked = batch.masked_places()
+        logits = self._logits(hidden, batch.packed_rows(masked))
+        places, tokens = batch.sampling.choose(logits, self.mask_token_id, masked)
+        return self._result(plan, batch, places, tokens)
 
     def _pack(self, plan: StepPlan) -> PackedBatch:
         requests = (*plan.prefills, *plan.decodes)
@@ -52,33 +64,32 @@ class ModelRunner:
         self._batch, self._batch_blocks = (None, []) if plan.prefills else (batch, blocks)
         return batch
 
-    def _logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+    def _logits(self, hidden: Tensor, rows: NDArray[np.int64]) -> Tensor:
         """Logits of `rows` [N] alone, computed on at least `min_rows` rows (see PackedBatch)."""
-        count = rows.shape[0]
-        if padding := max(self._min_rows - count, 0):
-            rows = torch.cat((rows, rows.new_zeros(padding)))
-        return self.model.logits(hidden[rows])[:count, : self.model.config.vocab_size]
+        count = len(rows)
+        if count < self._min_rows:
+            rows = np.concatenate((rows, np.zeros(self._min_rows - count, dtype=np.int64)))
+        index = torch.from_numpy(rows).to(hidden.device)
+        return self.model.logits(hidden.index_select(0, index))[:count, : self.model.config.vocab_size]
 
-    def _result(self, plan: StepPlan, batch: PackedBatch, commits: Tensor) -> StepResult:
+    def _result(
+        self, plan: StepPlan, batch: PackedBatch, places: NDArray[np.int64], tokens: NDArray[np.int64]
+    ) -> StepResult:
         requests = (*plan.prefills, *plan.decodes)
         per_request: list[list[tuple[int, int]]] = [[] for _ in requests]
         errors: dict[str, str] = {}
-        changed = False
-        values = commits.tolist()
-        for commit in values:
-            row, offset, token = commit
+        for i, (place, token) in enumerate(zip(places.tolist(), tokens.tolist(), strict=True)):
+            row, offset = divmod(place, batch.longest_block)
             request = requests[row]
             if token == FAILED:
                 position = request.block_start + offset
                 errors[request.request_id] = f"the model's logits at position {position} are not finite"
-            known = request.block.known
-            if offset < len(known) and token != known[offset]:
-                commit[2] = token = known[offset]
-                changed = True
+            elif offset < len(request.block.known):
+                token = tokens[i] = request.block.known[offset]
             per_request[row].append((offset, token))
         if self._batch is batch:
             if errors:
-                self._batch = None
+                self.forget_batch()
             else:
-                batch.write(torch.tensor(values, device=commits.device) if changed else commits)
+                batch.write(places, tokens)
         return StepResult(per_request, errors)

@@ -10,13 +10,12 @@ from torch import Tensor
 from backend.sampling.seeds import uniform
 
 
-def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The arg max [N] (ties to the lower id) and its probability [N] of float32 `logits` [N, V].
+def top_probability(logits: Tensor) -> Tensor:
+    """The probability [N] of the arg max of float32 `logits` [N, V].
 
-    The probability is NaN where a row holds NaN, +inf or nothing finite.
+    NaN where a row holds NaN, +inf or nothing finite.
     """
-    best, token = logits.max(dim=-1)
-    return token, (best - logits.logsumexp(dim=-1)).exp()
+    return logits.softmax(dim=-1).amax(dim=-1)
 
 
 def sample(logits: Tensor, temperature: Tensor, counters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
