@@ -1,0 +1,68 @@
+"""Real graphs, one at a time, started by `serve` as a user does, and the engine itself to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.reference import MODEL, Reference
+from tests.e2e.served import Served
+
+# Short enough to wait for, long enough for a process that a busy machine does not let run.
+WORKER_TIMEOUT_S = 4.0
+GRAPHS = {
+    "graph": ("--workers=2", f"--worker-timeout-s={WORKER_TIMEOUT_S}"),
+    "small_graph": ("--workers=1", "--request-plane=tcp", "--max-queued-tokens=600", "--context-length=512"),
+}
+
+
+class _OneAtATime:
+    """Stops one graph before it starts the next, wherever tests of both stand."""
+
+    def __init__(self, folder: pytest.TempPathFactory) -> None:
+        self._folder = folder
+        self._name = ""
+        self._served: Served | None = None
+
+    def get(self, name: str) -> Served:
+        if self._name != name or self._served is None or not self._served.is_running:
+            self.stop()
+            self._name, self._served = name, Served(self._folder.mktemp(name), MODEL, *GRAPHS[name])
+            self._served.wait_until_ready()
+        return self._served
+
+    def stop(self) -> None:
+        served, self._served = self._served, None
+        if served is not None:
+            served.stop()
+
+
+@pytest.fixture(scope="session")
+def _graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_OneAtATime]:
+    graphs = _OneAtATime(tmp_path_factory)
+    yield graphs
+    graphs.stop()
+
+
+@pytest.fixture
+def graph(_graphs: _OneAtATime) -> Iterator[Served]:
+    """Two workers over NATS. Every test finds it whole and idle, and leaves it so."""
+    served = _graphs.get("graph")
+    served.wait_until_whole(num_workers=2)
+    yield served
+    served.wait_until_whole(num_workers=2)
+
+
+@pytest.fixture
+def small_graph(_graphs: _OneAtATime) -> Iterator[Served]:
+    """One worker over the tcp request plane, with room for a few requests only."""
+    served = _graphs.get("small_graph")
+    served.wait_until_whole(num_workers=1)
+    yield served
+    served.wait_until_whole(num_workers=1)
+
+
+@pytest.fixture(scope="session")
+def reference() -> Reference:
+    return Reference()

@@ -1,0 +1,208 @@
+"""One question, one answer: whatever the client, the API, the worker and the company."""
+
+from __future__ import annotations
+
+import queue
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+
+from benchmarks.demo_model import tasks
+from tests.e2e.reference import Answer, Reference
+from tests.e2e.served import MODEL_NAME, Served, together
+
+pytestmark = pytest.mark.e2e
+
+PRICES = " ".join(f"{word} {7 * i % 190}" for i, word in enumerate(tasks.WORDS[:80]))
+PROMPTS = {
+    "short": "spell lily",
+    "numbers": "what is 31 plus 7?",
+    "words": "write 147 in words",
+    "several blocks": "count from 5 to 70",
+    "copy": "repeat: 1 stone 2 river 3 moon",
+    "long prompt": f"prices: {PRICES}. what is the price of {tasks.WORDS[41]}?",
+}
+MAX_TOKENS = 96
+
+
+class Kserve:
+    """The official client, with text in and text out."""
+
+    def __init__(self, url: str) -> None:
+        self._client = triton.InferenceServerClient(url)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def infer(self, prompt: str, **parameters: Any) -> Answer:
+        return _answer([self._client.infer(MODEL_NAME, [_text(prompt)], parameters=parameters)])
+
+    def infer_ids(self, ids: list[int], **parameters: Any) -> Answer:
+        tensor = triton.InferInput("input_ids", [len(ids)], "INT64")
+        tensor.set_data_from_numpy(np.array(ids, dtype=np.int64))
+        return _answer([self._client.infer(MODEL_NAME, [tensor], parameters=parameters)])
+
+    def stream(self, prompt: str, **parameters: Any) -> tuple[Answer, int]:
+        """The answer and in how many responses it came."""
+        replies: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
+        self._client.start_stream(lambda result, error: replies.put((result, error)))
+        try:
+            parameters = {**parameters, "streaming": True}
+            self._client.async_stream_infer(MODEL_NAME, [_text(prompt)], parameters=parameters)
+            results: list[Any] = []
+            while not results or "finish_reason" not in results[-1].get_response().parameters:
+                result, error = replies.get(timeout=60)
+                if error is not None:
+                    raise error
+                results.append(result)
+        finally:
+            self._client.stop_stream()
+        return _answer(results), len(results)
+
+
+def _text(prompt: str) -> triton.InferInput:
+    tensor = triton.InferInput("text_input", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([prompt.encode()], dtype=np.object_))
+    return tensor
+
+
+def _answer(results: list[Any]) -> Answer:
+    text = b"".join(result.as_numpy("text_output")[0] for result in results).decode()
+    tokens = [int(token) for result in results for token in result.as_numpy("output_ids")]
+    last = results[-1].get_response().parameters
+    assert last["completion_tokens"].int64_param == len(tokens)
+    return Answer(text, tokens, last["finish_reason"].string_param, last["prompt_tokens"].int64_param, 0)
+
+
+@pytest.fixture
+def kserve(graph: Served) -> Iterator[Kserve]:
+    client = Kserve(graph.grpc)
+    yield client
+    client.close()
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_openai_chat(graph: Served, reference: Reference, name: str) -> None:
+    prompt = PROMPTS[name]
+    expected = reference.chat(prompt, MAX_TOKENS)
+    messages: Any = [{"role": "user", "content": prompt}]
+
+    reply = graph.openai.chat.completions.create(model=MODEL_NAME, messages=messages, max_tokens=MAX_TOKENS)
+    chunks = list(
+        graph.openai.chat.completions.create(
+            model=MODEL_NAME,
+            messages=messages,
+            max_tokens=MAX_TOKENS,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+
+    assert (reply.choices[0].message.content or "") == expected.text
+    assert reply.choices[0].finish_reason == expected.finish_reason
+    assert reply.usage is not None
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == _usage(expected)
+    deltas = [choice for chunk in chunks for choice in chunk.choices]
+    assert "".join(choice.delta.content or "" for choice in deltas) == expected.text
+    assert [choice.finish_reason for choice in deltas if choice.finish_reason] == [expected.finish_reason]
+    usage = chunks[-1].usage
+    assert usage is not None and (usage.prompt_tokens, usage.completion_tokens) == _usage(expected)
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_openai_completions(graph: Served, reference: Reference, name: str) -> None:
+    prompt = f"<|user|>{PROMPTS[name]}<|assistant|>"
+    expected = reference.complete(prompt, MAX_TOKENS)
+
+    reply = graph.openai.completions.create(model=MODEL_NAME, prompt=prompt, max_tokens=MAX_TOKENS)
+    ids = reference.tokenizer.encode(prompt, add_special_tokens=False).ids
+    from_ids = graph.openai.completions.create(model=MODEL_NAME, prompt=ids, max_tokens=MAX_TOKENS)
+    chunks = list(graph.openai.completions.create(model=MODEL_NAME, prompt=prompt, max_tokens=MAX_TOKENS, stream=True))
+
+    for whole in (reply, from_ids):
+        assert whole.choices[0].text == expected.text
+        assert whole.choices[0].finish_reason == expected.finish_reason
+        assert whole.usage is not None
+        assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == _usage(expected)
+    assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == expected.text
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_curl(graph: Served, reference: Reference, name: str) -> None:
+    prompt = PROMPTS[name]
+    expected = reference.chat(prompt, MAX_TOKENS)
+    unary = graph.chat(prompt, MAX_TOKENS)
+    with graph.stream(prompt, MAX_TOKENS) as stream:
+        stream.read_all()
+    assert (unary["text"], unary["finish_reason"]) == (expected.text, expected.finish_reason)
+    assert (stream.text, stream.finish_reason) == (expected.text, expected.finish_reason)
+    assert stream.is_complete and not stream.errors
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_kserve(graph: Served, kserve: Kserve, reference: Reference, name: str) -> None:
+    prompt = PROMPTS[name]
+    expected = reference.chat(prompt, MAX_TOKENS)
+    ids = reference.tokenizer.encode(f"<|user|>{prompt}<|assistant|>", add_special_tokens=False).ids
+    streamed, num_responses = kserve.stream(prompt, max_tokens=MAX_TOKENS)
+    for answer in (
+        kserve.infer(prompt, max_tokens=MAX_TOKENS),
+        kserve.infer_ids(ids, max_tokens=MAX_TOKENS),
+        streamed,
+    ):
+        assert (answer.text, answer.tokens) == (expected.text, expected.tokens)
+        assert answer.finish_reason == expected.finish_reason
+        assert answer.num_prompt_tokens == expected.num_prompt_tokens
+    if len(expected.tokens) > 32:
+        assert num_responses > 1
+
+
+def test_most_answers_are_right(graph: Served, reference: Reference) -> None:
+    rng = random.Random("fresh prompts")
+    kinds = list(tasks.TASKS.values())
+    examples = [kinds[i % len(kinds)](rng, rng.uniform(0.1, 0.5)) for i in range(40)]
+    answers = [
+        answer["text"]
+        for start in range(0, len(examples), 8)
+        for answer in together(*(_asking(graph, e.prompt, 128) for e in examples[start : start + 8]))
+    ]
+    assert answers == [reference.chat(example.prompt, 128).text for example in examples]
+    wrong = [
+        f"{example.prompt!r}: {answer[:80]!r} instead of {example.answer!r}"
+        for example, answer in zip(examples, answers, strict=True)
+        if answer != example.answer
+    ]
+    assert len(wrong) <= len(examples) // 10, "\n".join(wrong)
+
+
+def test_64_at_once_are_64_one_by_one(graph: Served, reference: Reference) -> None:
+    rng = random.Random("64 at once")
+    kinds = list(tasks.TASKS.values())
+    prompts = [kinds[i % len(kinds)](rng, rng.uniform(0.05, 0.5)).prompt for i in range(64)]
+    lengths = [rng.choice((20, 32, 64, 100)) for _ in prompts]
+    expected = [reference.chat(*question) for question in zip(prompts, lengths, strict=True)]
+    before = _prefilled(graph)
+
+    answers = together(*(_asking(graph, *question) for question in zip(prompts, lengths, strict=True)))
+
+    assert [answer["text"] for answer in answers] == [answer.text for answer in expected]
+    assert [answer["finish_reason"] for answer in answers] == [answer.finish_reason for answer in expected]
+    graph.wait_until_whole(num_workers=2)
+    share = [after - was for after, was in zip(_prefilled(graph), before, strict=True)]
+    assert min(share) > sum(share) / 4, f"tokens prefilled by each worker: {share}"
+
+
+def _asking(graph: Served, prompt: str, max_tokens: int) -> Any:
+    return lambda: graph.chat(prompt, max_tokens)
+
+
+def _prefilled(graph: Served) -> list[float]:
+    return [graph.metrics(worker)["sangam_worker_num_prefill_tokens_total"] for worker in graph.workers()]
+
+
+def _usage(expected: Answer) -> tuple[int, int]:
+    return expected.num_prompt_tokens, len(expected.tokens)
