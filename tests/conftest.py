@@ -1,6 +1,18 @@
-from hypothesis import settings
+"""What tests of several folders share."""
 
-# A slow machine is no counterexample: pytest's own timeout bounds a test.
-settings.register_profile("sangam", deadline=None)
-if settings.get_current_profile_name() == "default":
-    settings.load_profile("sangam")
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Outputs of the public reference code; not part of this repository (see its own README).
+GOLDEN = Path(os.environ.get("SANGAM_GOLDEN", Path(__file__).parents[2] / "shared" / "golden"))
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    if not (GOLDEN / "MANIFEST.json").exists():
+        pytest.skip(f"no reference outputs at {GOLDEN}; set SANGAM_GOLDEN")
+    return GOLDEN

@@ -45,5 +45,7 @@ class TokenBudget:
                 break
             budget -= tokens
             admitted += 1
-        self.deficit = max(budget, 0)
+        # Algorithm 1 alone lets the deficit grow without end while every step finds a prefill and
+        # admits it; nothing that waits ever needs more than its own size and one allowance.
+        self.deficit = min(max(budget, 0), self.token_budget + max(waiting))
         return admitted

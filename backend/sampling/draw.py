@@ -32,5 +32,5 @@ def sample(logits: Tensor, temperature: Tensor, counters: Sequence[Tensor]) -> t
     cumulative = scaled.softmax(dim=-1).cumsum(dim=-1)
     target = uniform(*counters)[:, None] * cumulative[:, -1:]
     token = torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp(max=logits.shape[1] - 1)
-    chosen = logits.gather(1, token[:, None]).squeeze(1)
-    return token, (chosen - logits.logsumexp(dim=-1)).exp()
+    confidence = logits.log_softmax(dim=-1).gather(1, token[:, None]).squeeze(1).exp()
+    return token, confidence

@@ -1,0 +1,178 @@
+"""The engine on a small random model: invariance to the batch, determinism, isolation of failures."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from backend.attention.kv_cache import KVCache
+from backend.core.page_pool import PagePool
+from backend.core.request import Request, RequestStatus
+from backend.core.sampling_params import SamplingParams
+from backend.core.scheduler import Scheduler, SchedulerConfig
+from backend.engine.engine import Engine
+from backend.engine.model_runner import ModelRunner
+from backend.models.config import ModelConfig
+from backend.models.llada import Llada
+
+MASK, EOS = 60, 61
+CONFIG = ModelConfig("llada", 62, 64, 32, 48, 2, 4, 2, 512, 1e-5, 10000.0, MASK, (EOS,))
+
+
+def small_engine(tau: int = 200, seqs: int = 32, pages: int = 600, page_size: int = 8) -> Engine:
+    torch.manual_seed(0)
+    model = Llada(CONFIG).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            torch.nn.init.normal_(parameter, std=0.3)
+    cache = KVCache(2, pages, page_size, 2, 8, torch.float32, torch.device("cpu"))
+    return Engine(ModelRunner(model, cache), Scheduler(SchedulerConfig(tau, seqs), PagePool(pages, page_size)))
+
+
+def mixed_requests(count: int) -> list[Request]:
+    """Different lengths, blocks, unmasking, temperatures and seeds."""
+    rng = random.Random(1)
+    requests = []
+    for i in range(count):
+        block = rng.choice((1, 4, 8, 16, 32))
+        blocks = rng.randint(1, 3)
+        params = SamplingParams(
+            max_tokens=rng.randint(1, block * blocks),
+            canvas_length=block * blocks,
+            block_length=block,
+            unmasking=rng.choice(("threshold", "quota")),
+            confidence_threshold=rng.choice((0.2, 0.5, 0.9)),
+            steps_per_block=rng.randint(1, block),
+            temperature=rng.choice((0.0, 0.0, 0.7, 1.3)),
+            seed=rng.randint(-100, 100),
+            stop_token_ids=rng.choice(((), (EOS, 5))),
+        )
+        prompt = [rng.randrange(60) for _ in range(rng.randint(1, 70))]
+        requests.append(Request(str(i), prompt, params, float(i)))
+    return requests
+
+
+def run(engine: Engine, requests: list[Request]) -> dict[str, list[int]]:
+    for request in requests:
+        engine.scheduler.add(request)
+    answers: dict[str, list[int]] = {}
+    while engine.scheduler.has_work:
+        output = engine.step()
+        assert output is not None
+        for request in output.left:
+            if request.status.is_finished:
+                assert request.status in (RequestStatus.FINISHED_STOP, RequestStatus.FINISHED_LENGTH)
+                answers[request.request_id] = request.answer()[0]
+            else:
+                request.next_block()
+                engine.scheduler.add(request)
+    engine.scheduler.pool.check()
+    assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_pages
+    return answers
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, list[int]]:
+    engine = small_engine()
+    return {k: v for request in mixed_requests(40) for k, v in run(engine, [request]).items()}
+
+
+def test_answers_obey_their_limits(alone: dict[str, list[int]]) -> None:
+    for request in mixed_requests(40):
+        answer = alone[request.request_id]
+        assert len(answer) <= request.params.max_tokens
+        assert MASK not in answer and not set(answer) & set(request.params.stop_token_ids)
+        if not request.params.stop_token_ids:
+            assert len(answer) == request.params.max_tokens
+
+
+@pytest.mark.parametrize(("tau", "seqs", "pages"), [(200, 32, 600), (10_000, 40, 2000), (40, 3, 60)])
+def test_every_request_of_a_mixed_batch_equals_itself_alone(
+    alone: dict[str, list[int]], tau: int, seqs: int, pages: int
+) -> None:
+    requests = mixed_requests(40)
+    random.Random(tau).shuffle(requests)
+    assert run(small_engine(tau, seqs, pages), requests) == alone
+
+
+def test_scattered_pages_change_nothing(alone: dict[str, list[int]]) -> None:
+    engine = small_engine()
+    holders = [engine.scheduler.pool.allocate(i, 1) for i in range(600)]
+    assert None not in holders
+    for i in range(0, 600, 2):
+        engine.scheduler.pool.release(i)
+    for request in mixed_requests(40):
+        engine.scheduler.add(request)
+        while engine.scheduler.has_work:
+            output = engine.step()
+            assert output is not None
+            for left in output.left:
+                if left.status.is_finished:
+                    assert left.answer()[0] == alone[left.request_id]
+                else:
+                    left.next_block()
+                    engine.scheduler.add(left)
+
+
+def test_a_retried_block_gives_the_same_answer(alone: dict[str, list[int]]) -> None:
+    """The block is thrown away in the middle and started again, as after the loss of a worker."""
+    engine = small_engine()
+    for request in mixed_requests(40):
+        engine.scheduler.add(request)
+        steps = 0
+        while engine.scheduler.has_work:
+            output = engine.step()
+            assert output is not None
+            steps += 1
+            for left in output.left:
+                if left.status.is_finished:
+                    assert left.answer()[0] == alone[left.request_id]
+                else:
+                    left.next_block()
+                    engine.scheduler.add(left)
+            if steps % 3 == 0 and engine.scheduler.has_work and request.block.attempt == 1:
+                engine.scheduler.abort(request.request_id)
+                known = request.block.committed_prefix()
+                request.status = RequestStatus.DENOISING
+                request.retry_block(known)
+                engine.scheduler.add(request)
+
+
+def test_broken_logits_fail_one_request_and_leave_the_others(alone: dict[str, list[int]]) -> None:
+    engine = small_engine()
+    # Token 59 is poison: its embedding makes every logit of its own sequence NaN.
+    engine.runner.model.embedding.weight[59] = torch.nan
+    requests = [r for r in mixed_requests(40) if 59 not in r.prompt and 59 not in alone[r.request_id]][:6]
+    assert len(requests) == 6
+    poisoned = Request("bad", [1, 59, 2], requests[0].params, 0.5)
+    for request in (*requests, poisoned):
+        engine.scheduler.add(request)
+    errors: dict[str, str] = {}
+    while engine.scheduler.has_work:
+        output = engine.step()
+        assert output is not None
+        errors |= output.errors
+        for left in output.left:
+            if not left.status.is_finished:
+                left.next_block()
+                engine.scheduler.add(left)
+            elif left is poisoned:
+                assert left.status is RequestStatus.FINISHED_ERROR
+            else:
+                assert left.answer()[0] == alone[left.request_id]
+    assert list(errors) == ["bad"] and "not finite" in errors["bad"]
+
+
+def test_logits_are_computed_only_where_tokens_may_be_unmasked() -> None:
+    engine = small_engine()
+    asked: list[int] = []
+    model = engine.runner.model
+    whole = model.logits
+    model.logits = lambda hidden: asked.append(len(hidden)) or whole(hidden)  # type: ignore[method-assign]
+    params = SamplingParams(max_tokens=32, canvas_length=64, unmasking="quota", steps_per_block=2)
+    engine.scheduler.add(Request("a", [1] * 100, params, 0.0))
+    while engine.scheduler.has_work:
+        engine.step()
+    assert asked == [32, 16]
