@@ -88,6 +88,8 @@ class Router:
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
         self._tokens_in_flight = 0
+        self._refused_tokens = 0
+        """Size of the request refused last for want of room; 0 once it would fit."""
 
     async def main(self) -> int:
         """Runs until it is told to stop; the exit status."""
@@ -143,8 +145,21 @@ class Router:
                     await self.registration.show(name, self.config.model, length, model_config(name))
                     log.info("model %s is served", name)
                 shown = card
-            self.registration.report_overload(self._tokens_in_flight >= self.config.max_queued_tokens)
+            self._report_load()
             await asyncio.sleep(_WATCH_INTERVAL_S)
+
+    def _report_load(self) -> None:
+        """Has the frontends refuse, with a real 429 also for streams, what would be refused here.
+
+        They turn away everything or nothing: there is no room when the request refused last does not
+        fit (a huge one counts as a tenth of the queue, lest it keep all others out), nor a default one.
+        """
+        limit = self.config.max_queued_tokens
+        needed = max(min(self._refused_tokens, limit // 10), self.config.default_canvas_length)
+        is_full = 0 < self._tokens_in_flight and self._tokens_in_flight + needed > limit
+        if not is_full:
+            self._refused_tokens = 0
+        self.registration.report_overload(is_full)
 
     def _limits(self, card: ModelCard) -> Limits:
         length = min(card.context_length, self.config.context_length or card.context_length)
@@ -257,6 +272,8 @@ class Router:
         limit = self.config.max_queued_tokens
         if self._tokens_in_flight and self._tokens_in_flight + size > limit:
             self.metrics.requests.labels("overload").inc()
+            self._refused_tokens = size
+            self._report_load()
             refuse(429, f"overloaded: {self._tokens_in_flight} of {limit} tokens in flight; try again later")
         self._tokens_in_flight += size
         account = _Account()
