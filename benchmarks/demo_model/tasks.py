@@ -27,6 +27,7 @@ ONES = (
 ).split()
 TENS = ["", "", *"twenty thirty forty fifty sixty seventy eighty ninety".split()]
 MAX_NUMBER = 199
+MIN_SIZE = 0.06
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from benchmarks.demo_model.tasks import MAX_NUMBER, ONES, TENS, WORDS
+from benchmarks.demo_model.tasks import MAX_NUMBER, ONES, TENS, WORDS, Example
 
 END, MASK, USER, ASSISTANT, SYSTEM = "<|endoftext|>", "<|mask|>", "<|user|>", "<|assistant|>", "<|system|>"
 SPECIALS = (END, MASK, USER, ASSISTANT, SYSTEM)
@@ -19,7 +19,7 @@ CHAT_TEMPLATE = (
 PROMPT_WORDS = "count from to prices what is the price of spell write in words sort plus repeat hundred".split()
 
 
-def build() -> Tokenizer:
+def _build() -> Tokenizer:
     """A Unigram vocabulary given outright: nothing is learned, any UTF-8 text is representable."""
     words = [*ONES, *filter(None, TENS), *PROMPT_WORDS, *WORDS, *string.ascii_lowercase]
     words += [str(n) for n in range(MAX_NUMBER + 1)]
@@ -37,18 +37,37 @@ def build() -> Tokenizer:
     return tokenizer
 
 
-def save(directory: Path) -> None:
-    """Writes tokenizer.json and tokenizer_config.json (with the chat template)."""
-    directory.mkdir(parents=True, exist_ok=True)
-    build().save(str(directory / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": END,
-        "pad_token": END,
-        "mask_token": MASK,
-        "unk_token": "<unk>",
-        "model_max_length": 2048,
-        "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
-    }
-    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+class WordTokenizer:
+    """The tokenizer as training and evaluation use it: a prompt is a chat of one user message."""
+
+    def __init__(self) -> None:
+        self._tokenizer = _build()
+        self.end = SPECIALS.index(END) + 1
+        self.mask = SPECIALS.index(MASK) + 1
+        self.vocab_size = -(-self._tokenizer.get_vocab_size() // 8) * 8
+
+    def prompt(self, example: Example) -> list[int]:
+        return list(self._tokenizer.encode(f"{USER}{example.prompt}{ASSISTANT}").ids)
+
+    def answer(self, example: Example) -> list[int]:
+        return list(self._tokenizer.encode(example.answer).ids)
+
+    def text(self, canvas: list[int]) -> str:
+        """The answer in a denoised canvas: everything before the end of text."""
+        kept = canvas[: canvas.index(self.end)] if self.end in canvas else canvas
+        return str(self._tokenizer.decode(kept))
+
+    def save(self, directory: Path, context_length: int) -> None:
+        """Writes tokenizer.json and tokenizer_config.json (with the chat template)."""
+        self._tokenizer.save(str(directory / "tokenizer.json"))
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": END,
+            "pad_token": END,
+            "mask_token": MASK,
+            "unk_token": "<unk>",
+            "model_max_length": context_length,
+            "clean_up_tokenization_spaces": False,
+            "chat_template": CHAT_TEMPLATE,
+        }
+        (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")

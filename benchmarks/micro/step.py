@@ -49,7 +49,7 @@ class TimedModel(Llada):
 
     spent = 0.0
 
-    def forward(self, *args: object) -> Tensor:  # type: ignore[override]
+    def forward(self, *args: object) -> Tensor:
         started = time.thread_time()
         out = super().forward(*args)  # type: ignore[arg-type]
         self.spent += time.thread_time() - started
