@@ -118,11 +118,16 @@ class Router:
             runtime.serve(tensors, self.generate_tensor, None),
         )
         watching = asyncio.ensure_future(self._watch())
-        tasks: set[asyncio.Future[Any]] = {serving, watching}
+        forgotten = asyncio.ensure_future(runtime.forgotten(tokens))
+        tasks: set[asyncio.Future[Any]] = {serving, watching, forgotten}
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if watching.done():
             log.error("the router's watch failed: %r", watching.exception())
             return 1
+        if forgotten.done():
+            log.error("hung for so long that discovery forgot this process: it has to be started again")
+            return 1
+        forgotten.cancel()
         watching.cancel()
         await serving
         await bus.close()

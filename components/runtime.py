@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 # Dynamo's frontend sheds load by KV blocks; the router reports itself as all free or all full.
 _ALL_BLOCKS = 100
+_MISSING_S = 3
+"""Seconds without an entry in discovery after which a process is sure that it has none."""
 # What a call says when the other side is gone, as text: Dynamo 1.4 does not raise its own classes here.
 _LOST = (
     "Disconnected",
@@ -112,6 +114,7 @@ class Runtime:
     def __init__(self, config: CommonConfig) -> None:
         loop = asyncio.get_running_loop()
         self._namespace = get_worker_namespace(config.namespace)
+        self._is_file_discovery = config.discovery == "file"
         self._runtime = DistributedRuntime(
             loop,
             os.environ["DYN_DISCOVERY_BACKEND"],
@@ -134,6 +137,23 @@ class Runtime:
         if registry is not None:
             endpoint.metrics.register_prometheus_expfmt_callback(lambda: generate_latest(registry).decode())
         return asyncio.ensure_future(endpoint.serve_endpoint(handler, graceful_shutdown=True))
+
+    async def forgotten(self, endpoint: Endpoint) -> None:
+        """Returns when discovery has dropped this process, which must then be started again.
+
+        It hung (or the machine slept) for longer than its lease. With file discovery Dynamo goes on
+        trying to renew what is deleted; with etcd it shuts the runtime down by itself.
+        """
+        if not self._is_file_discovery:
+            await asyncio.Event().wait()
+        client = await endpoint.client()
+        num_missing = 0
+        was_listed = False
+        while num_missing < _MISSING_S:
+            is_listed = endpoint.connection_id() in client.instance_ids()
+            was_listed |= is_listed
+            num_missing = num_missing + 1 if was_listed and not is_listed else 0
+            await asyncio.sleep(1.0)
 
 
 class Workers:

@@ -110,11 +110,16 @@ class Worker:
         reporting = asyncio.ensure_future(self._report(bus, endpoint.connection_id()))
         log.info("serving %s as %s %d", config.model_name, self.component, endpoint.connection_id())
         assert self.engine.died is not None
-        tasks: set[asyncio.Future[Any]] = {serving, self.engine.died, reporting}
+        forgotten = asyncio.ensure_future(runtime.forgotten(endpoint))
+        tasks: set[asyncio.Future[Any]] = {serving, self.engine.died, reporting, forgotten}
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if self.engine.died.done():
             log.error("the step loop failed: %s", self.engine.died.result())
             return 1
+        if forgotten.done():
+            log.error("hung for so long that discovery forgot this process: it has to be started again")
+            return 1
+        forgotten.cancel()
         reporting.cancel()
         await bus.close()
         if not serving.done():

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import openai
 import requests
@@ -139,6 +140,13 @@ class Served:
         os.kill(pid, number)
         return pid
 
+    def discovered(self) -> list[str]:
+        """The registered endpoints: namespace/component/endpoint/instance."""
+        pid = self.pid("frontend")
+        environment = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        folder = next(value.partition("=")[2] for value in environment if value.startswith("DYN_FILE_KV="))
+        return [unquote(file.name) for file in Path(folder, "v1", "instances").iterdir()]
+
     # Metrics.
 
     def metrics(self, program: str) -> dict[str, float]:
@@ -183,14 +191,15 @@ class Served:
         """Waits until all workers serve and nothing of past requests is left anywhere."""
         deadline = time.monotonic() + PATIENCE_S
         while problems := self.problems(num_workers):
-            assert time.monotonic() < deadline, f"{problems}\n{self.output}"
+            assert time.monotonic() < deadline, f"{problems}\n{self.output[-4000:]}"
             time.sleep(0.05)
 
     # Clients.
 
     def post(self, path: str, body: dict[str, Any], **how: Any) -> requests.Response:
         """As curl would; `how` goes to `requests.post`."""
-        return requests.post(f"{self.url}{path}", json={"model": MODEL_NAME, **body}, timeout=90, **how)
+        how = {"timeout": 90, **how}
+        return requests.post(f"{self.url}{path}", json={"model": MODEL_NAME, **body}, **how)
 
     def chat(self, prompt: str, max_tokens: int = 128, **options: Any) -> dict[str, Any]:
         """A unary chat over plain HTTP: `text`, `finish_reason`, `usage`."""
