@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+# Before torch is imported: several thread pools on a few busy cores mostly wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Outputs of the public reference code; not part of this repository (see its own README).
 GOLDEN = Path(os.environ.get("SANGAM_GOLDEN", Path(__file__).parents[2] / "shared" / "golden"))
 
