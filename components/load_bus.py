@@ -27,7 +27,7 @@ class LoadBus:
 
     @classmethod
     async def connect(cls, url: str, namespace: str) -> LoadBus:
-        """Raises nats.errors.Error or OSError if the server cannot be reached at all."""
+        """Waits until the server is there."""
         bus = cls(Client(), f"sangam.{namespace}.load")
 
         async def on_connected() -> None:
