@@ -23,6 +23,7 @@ import requests
 START_S = 90.0
 PATIENCE_S = 30.0
 MODEL_NAME = "demo"
+NUM_ROUTER_ENDPOINTS = 2  # one for tokens, one for tensors
 # A step for every token: the slowest way to an answer, so that something can happen meanwhile.
 SLOW = {"annotations": ["dllm.unmasking:quota", "dllm.steps_per_block:32"]}
 
@@ -183,6 +184,10 @@ class Served:
                 problems.append(f"{worker} holds pages, or does not answer")
             elif metrics["sangam_worker_num_waiting"] or metrics["sangam_worker_num_denoising"]:
                 problems.append(f"{worker} has work")
+        # A killed router stays listed until its lease ends, and frontends go on sending it requests.
+        routers = [name for name in self.discovered() if "/router/" in name]
+        if len(routers) != NUM_ROUTER_ENDPOINTS:
+            problems.append(f"discovery lists {routers}")
         if not self.model_is_listed():
             problems.append("the model is not listed")
         return problems
