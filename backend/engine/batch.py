@@ -15,16 +15,30 @@ from backend.core.step import StepPlan
 from backend.sampling.sampler import SamplingBatch
 
 
-class BlockLayout:
-    """What stays the same for a request as long as it denoises one block."""
+class BlockState:
+    """A request's part of a batch for as long as it denoises one block.
 
-    def __init__(self, request: Request, cache: KVCache) -> None:
+    Attributes:
+        ids: int64 [L], the block's tokens, the mask token where it is masked.
+        is_masked: bool [L].
+        slots: int64 [S], where each token of the sequence keeps its KV.
+        context: the same as the attention reads it.
+    """
+
+    def __init__(self, request: Request, cache: KVCache, mask_token_id: int) -> None:
         self.block = request.block
+        tokens = request.block.tokens
+        self.is_masked = np.array([token is None for token in tokens])
+        self.ids = np.array([mask_token_id if token is None else token for token in tokens])
         start, end = request.block_start, request.block_start + request.block.length
         self.slots = cache.slots(request.pages, request.sequence_length)
         self.context = cache.context(self.slots)
         self.block_slots = self.slots[start:end]
         self.block_positions = np.arange(start, end)
+
+    def commit(self, offset: int, token: int) -> None:
+        self.ids[offset] = token
+        self.is_masked[offset] = False
 
 
 class PackedBatch:
@@ -41,46 +55,44 @@ class PackedBatch:
     """
 
     def __init__(
-        self, plan: StepPlan, layouts: Sequence[BlockLayout], cache: KVCache, mask_token_id: int, min_rows: int
+        self, plan: StepPlan, states: Sequence[BlockState], cache: KVCache, mask_token_id: int, min_rows: int
     ) -> None:
         requests = (*plan.prefills, *plan.decodes)
         num_prefills = len(plan.prefills)
         longest = max(request.block.length for request in requests)
-        ids: list[int] = []
+        ids: list[NDArray[np.int64]] = []
         slots: list[NDArray[np.int64]] = []
         positions: list[NDArray[np.int64]] = []
-        spans: list[SequenceSpan] = []
+        self.spans: list[SequenceSpan] = []
         first_rows: list[int] = []
         is_masked = np.zeros((len(requests), longest), dtype=bool)
-        for i, (request, layout) in enumerate(zip(requests, layouts, strict=True)):
-            begin = len(ids)
-            block = request.block
+        rows = 0
+        for i, (request, state) in enumerate(zip(requests, states, strict=True)):
+            begin = rows
+            is_masked[i, : request.block.length] = state.is_masked
             if i < num_prefills:
-                ids += request.prompt
-                ids += request.response
-                first_rows.append(len(ids))
-                ids += [mask_token_id] * (request.sequence_length - len(ids) + begin)
-                slots.append(layout.slots)
+                rows += request.sequence_length
+                first_rows.append(begin + request.block_start)
+                ids += _sequence(request, state, mask_token_id)
+                slots.append(state.slots)
                 positions.append(np.arange(request.sequence_length))
-                spans.append(SequenceSpan(begin, len(ids), None))
-                is_masked[i, : block.length] = True
+                self.spans.append(SequenceSpan(begin, rows, None))
             else:
+                rows += request.block.length
                 first_rows.append(begin)
-                ids += [mask_token_id if token is None else token for token in block.tokens]
-                slots.append(layout.block_slots)
-                positions.append(layout.block_positions)
-                spans.append(SequenceSpan(begin, len(ids), layout.context))
-                is_masked[i, : block.length] = [token is None for token in block.tokens]
-        if padding := max(min_rows - len(ids), 0):
-            ids += [0] * padding
+                ids.append(state.ids)
+                slots.append(state.block_slots)
+                positions.append(state.block_positions)
+                self.spans.append(SequenceSpan(begin, rows, state.context))
+        if padding := max(min_rows - rows, 0):
+            ids.append(np.zeros(padding, dtype=np.int64))
             slots.append(np.full(padding, cache.scratch_slot))
             positions.append(np.zeros(padding, dtype=np.int64))
         device = cache.data.device
-        self.spans = spans
         self.longest_block = longest
         self._block_rows = (np.array(first_rows)[:, None] + np.arange(longest)).ravel()
         self._is_masked = is_masked.ravel()
-        self._ids = np.array(ids)
+        self._ids = np.concatenate(ids)
         # On the CPU these share memory with the arrays: `write` reaches the model without a copy.
         self.token_ids = torch.from_numpy(self._ids).to(device)
         self.slots = torch.from_numpy(np.concatenate(slots)).to(device)
@@ -101,3 +113,10 @@ class PackedBatch:
         self._is_masked[places] = False
         if self.token_ids.device.type != "cpu":
             self.token_ids.copy_(torch.from_numpy(self._ids), non_blocking=True)
+
+
+def _sequence(request: Request, state: BlockState, mask_token_id: int) -> list[NDArray[np.int64]]:
+    """Prompt, finished blocks, the current block, masks to the end of the canvas."""
+    before = np.array((*request.prompt, *request.response), dtype=np.int64)
+    after = np.full(request.sequence_length - len(before) - len(state.ids), mask_token_id)
+    return [before, state.ids, after]

@@ -11,7 +11,7 @@ from backend.attention.kv_cache import KVCache
 from backend.attention.sdpa import SdpaAttention
 from backend.core.request import Block
 from backend.core.step import StepPlan, StepResult
-from backend.engine.batch import BlockLayout, PackedBatch
+from backend.engine.batch import BlockState, PackedBatch
 from backend.models.llada import Llada
 from backend.sampling.sampler import FAILED
 
@@ -24,7 +24,7 @@ class ModelRunner:
         self.cache = cache
         self.mask_token_id = model.config.mask_token_id
         self._min_rows = 8 * max(torch.get_num_threads(), 2) if cache.data.device.type == "cpu" else 1
-        self._layouts: dict[str, BlockLayout] = {}
+        self._states: dict[str, BlockState] = {}
         self._batch: PackedBatch | None = None
         self._batch_blocks: list[Block] = []
 
@@ -52,14 +52,14 @@ class ModelRunner:
         blocks = [request.block for request in requests]
         if self._batch is not None and not plan.prefills and blocks == self._batch_blocks:
             return self._batch
-        layouts = {}
+        states = {}
         for request in requests:
-            known = self._layouts.get(request.request_id)
+            known = self._states.get(request.request_id)
             if known is None or known.block is not request.block:
-                known = BlockLayout(request, self.cache)
-            layouts[request.request_id] = known
-        self._layouts = layouts
-        batch = PackedBatch(plan, list(layouts.values()), self.cache, self.mask_token_id, self._min_rows)
+                known = BlockState(request, self.cache, self.mask_token_id)
+            states[request.request_id] = known
+        self._states = states
+        batch = PackedBatch(plan, list(states.values()), self.cache, self.mask_token_id, self._min_rows)
         # A batch with prefills never runs again; keeping it would hold its tensors for nothing.
         self._batch, self._batch_blocks = (None, []) if plan.prefills else (batch, blocks)
         return batch
@@ -76,6 +76,7 @@ class ModelRunner:
         self, plan: StepPlan, batch: PackedBatch, places: NDArray[np.int64], tokens: NDArray[np.int64]
     ) -> StepResult:
         requests = (*plan.prefills, *plan.decodes)
+        states = list(self._states.values())
         per_request: list[list[tuple[int, int]]] = [[] for _ in requests]
         errors: dict[str, str] = {}
         for i, (place, token) in enumerate(zip(places.tolist(), tokens.tolist(), strict=True)):
@@ -87,6 +88,7 @@ class ModelRunner:
             elif offset < len(request.block.known):
                 token = tokens[i] = request.block.known[offset]
             per_request[row].append((offset, token))
+            states[row].commit(offset, token)
         if self._batch is batch:
             if errors:
                 self.forget_batch()
