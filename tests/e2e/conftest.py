@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.e2e.reference import MODEL, Reference
+from tests.e2e.reference import MODEL, Reference, write_chaotic_model
 from tests.e2e.served import Served
 
 # Short enough to wait for, long enough for a process that a busy machine does not let run.
 WORKER_TIMEOUT_S = 4.0
-GRAPHS = {
-    "graph": ("--workers=2", f"--worker-timeout-s={WORKER_TIMEOUT_S}"),
-    "small_graph": ("--workers=1", "--request-plane=tcp", "--max-queued-tokens=600", "--context-length=512"),
-}
+TWO_WORKERS = ("--workers=2", f"--worker-timeout-s={WORKER_TIMEOUT_S}")
+SMALL = ("--workers=1", "--request-plane=tcp", "--max-queued-tokens=600", "--context-length=512")
 
 
 class _OneAtATime:
@@ -25,10 +24,10 @@ class _OneAtATime:
         self._name = ""
         self._served: Served | None = None
 
-    def get(self, name: str) -> Served:
+    def get(self, name: str, model: Path, flags: tuple[str, ...]) -> Served:
         if self._name != name or self._served is None or not self._served.is_running:
             self.stop()
-            self._name, self._served = name, Served(self._folder.mktemp(name), MODEL, *GRAPHS[name])
+            self._name, self._served = name, Served(self._folder.mktemp(name), model, *flags)
             self._served.wait_until_ready()
         return self._served
 
@@ -45,10 +44,26 @@ def _graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_OneAtATime]:
     graphs.stop()
 
 
+@pytest.fixture(scope="session")
+def chaotic_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chaotic")
+    write_chaotic_model(folder)
+    return folder
+
+
 @pytest.fixture
 def graph(_graphs: _OneAtATime) -> Iterator[Served]:
-    """Two workers over NATS. Every test finds it whole and idle, and leaves it so."""
-    served = _graphs.get("graph")
+    """The demonstration model on two workers. Every test finds it whole and idle, and leaves it so."""
+    served = _graphs.get("graph", MODEL, TWO_WORKERS)
+    served.wait_until_whole(num_workers=2)
+    yield served
+    served.wait_until_whole(num_workers=2)
+
+
+@pytest.fixture
+def chaotic_graph(_graphs: _OneAtATime, chaotic_model: Path) -> Iterator[Served]:
+    """As `graph`, with a model whose answers are long and easily upset."""
+    served = _graphs.get("chaotic_graph", chaotic_model, TWO_WORKERS)
     served.wait_until_whole(num_workers=2)
     yield served
     served.wait_until_whole(num_workers=2)
@@ -57,7 +72,7 @@ def graph(_graphs: _OneAtATime) -> Iterator[Served]:
 @pytest.fixture
 def small_graph(_graphs: _OneAtATime) -> Iterator[Served]:
     """One worker over the tcp request plane, with room for a few requests only."""
-    served = _graphs.get("small_graph")
+    served = _graphs.get("small_graph", MODEL, SMALL)
     served.wait_until_whole(num_workers=1)
     yield served
     served.wait_until_whole(num_workers=1)
@@ -65,4 +80,9 @@ def small_graph(_graphs: _OneAtATime) -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def reference() -> Reference:
-    return Reference()
+    return Reference(MODEL)
+
+
+@pytest.fixture(scope="session")
+def chaotic_reference(chaotic_model: Path) -> Reference:
+    return Reference(chaotic_model)

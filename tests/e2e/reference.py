@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from backend.core.request import Request, RequestStatus
@@ -31,9 +35,9 @@ class Answer:
 class Reference:
     """Serial runs through `Engine`; equal questions are answered from memory."""
 
-    def __init__(self) -> None:
-        self._engine = Engine.from_config(EngineConfig(MODEL, kv_cache_tokens=4096))
-        self.tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    def __init__(self, model: Path) -> None:
+        self._engine = Engine.from_config(EngineConfig(model, kv_cache_tokens=4096))
+        self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self._answers: dict[tuple[Any, ...], Answer] = {}
 
     def chat(self, prompt: str, max_tokens: int = 128, *, ignore_eos: bool = False, **params: Any) -> Answer:
@@ -62,3 +66,35 @@ class Reference:
             if end is not None:
                 return Answer(self.tokenizer.decode(tokens), tokens, FINISH_REASONS[end], len(ids), num_steps)
             request.next_block()
+
+
+def write_chaotic_model(directory: Path) -> None:
+    """A checkpoint with large random weights and the demonstration model's tokenizer.
+
+    It never ends its text, hardly repeats itself, and a change anywhere changes everything after it:
+    whatever goes wrong with a request's state shows in its words.
+    """
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODEL / file, directory / file)
+    config = json.loads((MODEL / "config.json").read_text()) | {"weight_tying": False}
+    config |= {"d_model": 128, "n_layers": 4, "n_heads": 4, "n_kv_heads": 4, "mlp_hidden_size": 384}
+    (directory / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(1)
+
+    def matrix(rows: int, columns: int, gain: float) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator) * gain * columns**-0.5
+
+    width, inner, root = 128, 384, "model.transformer"
+    tensors = {f"{root}.ln_f.weight": torch.ones(width)}
+    for block in (f"{root}.blocks.{i}" for i in range(4)):
+        tensors |= {f"{block}.{name}_norm.weight": torch.ones(width) for name in ("attn", "ff")}
+        tensors |= {f"{block}.{name}.weight": matrix(width, width, 3.0) for name in ("q_proj", "k_proj", "v_proj")}
+        tensors |= {f"{block}.{name}.weight": matrix(inner, width, 3.0) for name in ("ff_proj", "up_proj")}
+        tensors[f"{block}.attn_out.weight"] = matrix(width, width, 3.0)
+        tensors[f"{block}.ff_out.weight"] = matrix(width, inner, 3.0)
+    tensors[f"{root}.wte.weight"] = matrix(config["embedding_size"], width, 10.0)
+    head = tensors[f"{root}.ff_out.weight"] = matrix(config["embedding_size"], width, 1.0)
+    for token, index in Tokenizer.from_file(str(MODEL / "tokenizer.json")).get_vocab().items():
+        if token.startswith("<"):  # special tokens and single bytes
+            head[index] *= 0.02
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})

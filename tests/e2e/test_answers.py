@@ -161,6 +161,17 @@ def test_kserve(graph: Served, kserve: Kserve, reference: Reference, name: str) 
         assert num_responses > 1
 
 
+def test_an_answer_that_ends_by_itself_stops(graph: Served, reference: Reference) -> None:
+    answer = graph.chat("spell lily", 64)
+    assert answer["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == len(reference.chat("spell lily", 64).tokens) < 32
+
+
+def test_no_max_tokens_means_the_default_canvas(graph: Served, reference: Reference) -> None:
+    reply = graph.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "spell lily"}]})
+    assert reply.json()["choices"][0]["message"]["content"] == reference.chat("spell lily", 128).text
+
+
 def test_most_answers_are_right(graph: Served, reference: Reference) -> None:
     rng = random.Random("fresh prompts")
     kinds = list(tasks.TASKS.values())

@@ -25,6 +25,16 @@ NUM_TOKENS = 1024
 OPTIONS: dict[str, Any] = {"ignore_eos": True, "nvext": SLOW}
 
 
+@pytest.fixture
+def graph(chaotic_graph: Served) -> Served:
+    return chaotic_graph
+
+
+@pytest.fixture(scope="module")
+def reference(chaotic_reference: Reference) -> Reference:
+    return chaotic_reference
+
+
 @pytest.fixture(scope="module")
 def expected(reference: Reference) -> Answer:
     return reference.chat(PROMPT, NUM_TOKENS, ignore_eos=True, unmasking="quota", steps_per_block=32)

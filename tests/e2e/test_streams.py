@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -13,6 +14,16 @@ pytestmark = pytest.mark.e2e
 
 LONG = "count from 5 to 70"
 SLOWLY: dict[str, Any] = {"unmasking": "quota", "steps_per_block": 32}
+
+
+@pytest.fixture
+def graph(chaotic_graph: Served) -> Served:
+    return chaotic_graph
+
+
+@pytest.fixture(scope="module")
+def reference(chaotic_reference: Reference) -> Reference:
+    return chaotic_reference
 
 
 def test_a_stream_only_appends_and_is_the_unary_answer(graph: Served, reference: Reference) -> None:
@@ -45,17 +56,6 @@ def test_max_tokens_is_obeyed_to_the_token(graph: Served, reference: Reference, 
     assert stream.usage is not None and stream.usage["completion_tokens"] == max_tokens
     assert unary["text"] == stream.text == expected.text
     assert unary["finish_reason"] == stream.finish_reason == "length"
-
-
-def test_an_answer_that_ends_by_itself_stops(graph: Served, reference: Reference) -> None:
-    answer = graph.chat("spell lily", 64)
-    assert answer["finish_reason"] == "stop"
-    assert answer["usage"]["completion_tokens"] == len(reference.chat("spell lily", 64).tokens) < 32
-
-
-def test_no_max_tokens_means_the_default_canvas(graph: Served, reference: Reference) -> None:
-    reply = graph.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "spell lily"}]})
-    assert reply.json()["choices"][0]["message"]["content"] == reference.chat("spell lily", 128).text
 
 
 def _stops(reference: Reference, answer: Answer) -> dict[str, list[str]]:
@@ -133,6 +133,24 @@ def test_a_seed_decides_whatever_runs_beside_it(graph: Served, reference: Refere
         reference.complete("river", 40, ignore_eos=True, temperature=temperature, seed=seed).text for seed in range(4)
     ]
     assert alone == expected
+
+
+def test_48_at_once_are_48_one_by_one(graph: Served, reference: Reference) -> None:
+    """Prefills of all lengths, refreshes and denoising steps of all kinds, mixed on both workers."""
+    rng = random.Random("48 at once")
+    questions = []
+    for i in range(48):
+        prompt = " ".join(rng.choice(("moon", "river", "stone", "12", "147")) for _ in range(rng.randint(1, 300)))
+        unmasking = {"unmasking": "quota", "steps_per_block": rng.choice((2, 5, 8))} if i % 2 else {}
+        questions.append((prompt, rng.choice((1, 20, 32, 33, 64, 100)), unmasking))
+    expected = [reference.chat(prompt, length, **unmasking).text for prompt, length, unmasking in questions]
+
+    def ask(prompt: str, length: int, unmasking: dict[str, Any]) -> str:
+        annotations = [f"dllm.{key}:{value}" for key, value in unmasking.items()]
+        return str(graph.chat(prompt, length, nvext={"annotations": annotations})["text"])
+
+    answers = together(*(lambda question=question: ask(*question) for question in questions))
+    assert answers == expected
 
 
 def test_temperature_0_needs_no_seed(graph: Served, reference: Reference) -> None:
