@@ -14,7 +14,7 @@ from benchmarks.demo_model.tokenizer import WordTokenizer
 
 BLOCK = 32
 TOKENS_PER_STEP = 2400
-PADDING_WEIGHT = 0.15  # of the loss on end-of-text after the first
+PADDING_WEIGHT = 0.1  # of the loss on end-of-text after the first
 
 
 @dataclass(frozen=True)
@@ -28,19 +28,21 @@ class Batch:
     tasks: list[str]
 
 
-def make_batch(tokenizer: WordTokenizer, rng: random.Random, shares: Mapping[str, float], size: float) -> Batch:
-    """A batch of one canvas length; tasks drawn by `shares`, their lengths up to `size`.
+def make_batch(
+    tokenizer: WordTokenizer, rng: random.Random, shares: Mapping[str, float], sizes: Mapping[str, float]
+) -> Batch:
+    """A batch of one canvas length; tasks drawn by `shares`, their lengths up to `sizes`.
 
     The part before a random block is clean, the block is masked at a random ratio and all after it
     is masked: what blockwise decoding shows the model. A quarter of the rows are masked uniformly
     over the whole canvas instead (LLaDA, equation 3). Ratios are spread evenly over the rows.
     """
-    canvas = BLOCK * rng.choices((1, 2, 3, 4, 8), (10, 3, 2, 2, 0.3 * size))[0]
+    canvas = BLOCK * rng.choices((1, 2, 3, 4, 8), (10, 3, 2, 2, 0.2))[0]
     samples: list[tuple[list[int], list[int], str]] = []
     longest = 0
     while True:
         name = rng.choices(list(shares), list(shares.values()))[0]
-        example = TASKS[name](rng, max(size * rng.random(), MIN_SIZE))
+        example = TASKS[name](rng, max(sizes[name] * rng.random(), MIN_SIZE))
         prompt, answer = tokenizer.prompt(example), tokenizer.answer(example)
         if len(answer) >= canvas:
             continue
@@ -68,6 +70,8 @@ def make_batch(tokenizer: WordTokenizer, rng: random.Random, shares: Mapping[str
         is_masked[row, longest:] = dropped
         weight[row, longest:] = scored.float()
         weight[row, longest + len(answer) + 1 :] *= PADDING_WEIGHT
+        # Between a vote per token and a vote per answer: short answers would hardly count, or long ones.
+        weight[row] /= weight[row].sum().clamp(min=1e-3).sqrt()
     lengths = torch.tensor([len(prompt) + canvas for prompt, _, _ in samples])
     masked = target.masked_fill(is_masked, tokenizer.mask)
     return Batch(masked, target, weight, lengths, [task for _, _, task in samples])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from benchmarks.demo_model.tasks import MAX_NUMBER, ONES, TENS, WORDS, Example
+from benchmarks.demo_model.tasks import MAX_NUMBER_IN_WORDS, ONES, TENS, WORDS, Example
 
 END, MASK, USER, ASSISTANT, SYSTEM = "<|endoftext|>", "<|mask|>", "<|user|>", "<|assistant|>", "<|system|>"
 SPECIALS = (END, MASK, USER, ASSISTANT, SYSTEM)
@@ -22,7 +22,7 @@ PROMPT_WORDS = "count from to prices what is the price of spell write in words s
 def _build() -> Tokenizer:
     """A Unigram vocabulary given outright: nothing is learned, any UTF-8 text is representable."""
     words = [*ONES, *filter(None, TENS), *PROMPT_WORDS, *WORDS, *string.ascii_lowercase]
-    words += [str(n) for n in range(MAX_NUMBER + 1)]
+    words += [str(n) for n in range(MAX_NUMBER_IN_WORDS + 1)]
     vocab = [(token, 0.0) for token in ("<unk>", *SPECIALS)]
     vocab += [(f"<0x{byte:02X}>", -20.0) for byte in range(256)]
     vocab += [("▁", -9.0), *((mark, -8.0) for mark in ":.?,!")]

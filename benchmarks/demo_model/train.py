@@ -1,7 +1,7 @@
 """Trains the demonstration model: `python -m benchmarks.demo_model.train OUT_DIR --minutes 97`.
 
-Short tasks come first and grow; a task is drawn the more often, the more it still has to learn. The
-learning rate decays to zero over the time given. Stop and start again at will: it resumes from
+Every task starts short and grows once its loss is low; it is drawn the more often, the more it still
+has to learn. The learning rate decays to zero over the time given. Stop and start again at will: it resumes from
 OUT_DIR/training.pt. Masking: see `batch.py`.
 """
 
@@ -22,10 +22,11 @@ from benchmarks.demo_model.checkpoint import demo_config, save_checkpoint
 from benchmarks.demo_model.dense import dense_forward
 from benchmarks.demo_model.evaluate import exact_match, fresh_examples, plain_answers
 from benchmarks.demo_model.muon import Muon
-from benchmarks.demo_model.tasks import TASKS
+from benchmarks.demo_model.tasks import MIN_SIZE, TASKS
 from benchmarks.demo_model.tokenizer import WordTokenizer
 
 WARM_UP_STEPS = 300
+LEARNED = 0.25  # loss below which a task grows, by a tenth every hundred steps
 EMBEDDING_RATE = 0.35  # share of the learning rate: the tied embeddings of rare tokens stay sharp
 
 
@@ -48,10 +49,11 @@ class Trainer:
         self.step = 0
         self.spent_s = 0.0
         self.task_loss = dict.fromkeys(TASKS, 3.0)
+        self.sizes = dict.fromkeys(TASKS, MIN_SIZE)
 
     def save(self, path: Path) -> None:
         optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
-        state = {"model": self.model.state_dict(), "optimizers": optimizers, "step": self.step}
+        state = {"model": self.model.state_dict(), "optimizers": optimizers, "step": self.step, "sizes": self.sizes}
         torch.save(state | {"spent": self.spent_s, "task_loss": self.task_loss}, path)
 
     def resume(self, path: Path) -> None:
@@ -59,11 +61,12 @@ class Trainer:
         self.model.load_state_dict(saved["model"])
         for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
-        self.step, self.spent_s, self.task_loss = saved["step"], saved["spent"], saved["task_loss"]
+        self.step, self.spent_s = saved["step"], saved["spent"]
+        self.task_loss, self.sizes = saved["task_loss"], saved["sizes"]
 
-    def train_step(self, size: float, rate: float) -> None:
+    def train_step(self, rate: float) -> None:
         shares = {name: min(max(loss, 0.15), 0.7) for name, loss in self.task_loss.items()}
-        batch = make_batch(self.tokenizer, random.Random(f"{self.seed} {self.step}"), shares, size)
+        batch = make_batch(self.tokenizer, random.Random(f"{self.seed} {self.step}"), shares, self.sizes)
         picked = batch.weight > 0
         hidden = dense_forward(self.model, batch.masked, batch.lengths)
         losses = cross_entropy(self.model.logits(hidden[picked]), batch.target[picked], reduction="none")
@@ -76,6 +79,12 @@ class Trainer:
             optimizer.step()
         self._note(batch, losses.detach())
         self.step += 1
+
+    def grow(self, least: float) -> None:
+        """Lengthens the tasks that are learned at their length; all to `least` of their full length."""
+        for name, loss in self.task_loss.items():
+            size = self.sizes[name] * (1.1 if loss < LEARNED else 1.0)
+            self.sizes[name] = min(max(size, least), 1.0)
 
     def _note(self, batch: Batch, losses: torch.Tensor) -> None:
         per_row = torch.zeros_like(batch.weight)
@@ -107,26 +116,26 @@ def main() -> None:
         trainer.resume(state)
     last = time.monotonic()
     while (done := trainer.spent_s / (args.minutes * 60)) < 1:
-        size = min(1.0, 0.05 + 1.6 * max(0.0, done - 0.1))
         rate = args.learning_rate * min(1.0, (trainer.step + 1) / WARM_UP_STEPS) * (1 - done)
-        trainer.train_step(size, rate)
+        trainer.train_step(rate)
         now = time.monotonic()
         trainer.spent_s, last = trainer.spent_s + now - last, now
         if trainer.step % 100 == 0:
-            losses = " ".join(f"{name} {loss:.3f}" for name, loss in trainer.task_loss.items())
-            print(f"{trainer.spent_s / 60:.1f} min, step {trainer.step}, size {size:.2f} | {losses}", flush=True)
+            trainer.grow(least=2 * done - 1)
+            losses = " ".join(f"{n} {loss:.3f} ({trainer.sizes[n]:.2f})" for n, loss in trainer.task_loss.items())
+            print(f"{trainer.spent_s / 60:.1f} min, step {trainer.step}: {losses}", flush=True)
         if trainer.step % 1000 == 0:
             save_checkpoint(trainer.model, trainer.tokenizer, args.out)
             trainer.save(state)
-            print("  exact match " + _scores(trainer, size), flush=True)
+            print("  exact match " + _scores(trainer), flush=True)
             last = time.monotonic()
     save_checkpoint(trainer.model, trainer.tokenizer, args.out)
 
 
-def _scores(trainer: Trainer, size: float) -> str:
+def _scores(trainer: Trainer) -> str:
     scores = []
     for task in TASKS:
-        examples = fresh_examples(task, 16, size, trainer.step)
+        examples = fresh_examples(task, 16, trainer.sizes[task], trainer.step)
         answers = plain_answers(trainer.model, trainer.tokenizer, examples)
         scores.append(f"{task} {exact_match(answers, examples):.2f}")
     return " ".join(scores)

@@ -38,7 +38,7 @@ def test_the_vocabulary_covers_every_task_and_answers_survive_the_round_trip(tas
 def test_only_the_canvas_is_masked_and_only_masks_are_scored() -> None:
     tokenizer = WordTokenizer()
     for seed in range(20):
-        batch = make_batch(tokenizer, random.Random(seed), dict.fromkeys(TASKS, 1.0), 0.5)
+        batch = make_batch(tokenizer, random.Random(seed), dict.fromkeys(TASKS, 1.0), dict.fromkeys(TASKS, 0.5))
         is_masked = batch.masked == tokenizer.mask
         assert torch.equal(batch.masked[~is_masked], batch.target[~is_masked])
         assert not (batch.weight > 0)[~is_masked].any()
@@ -51,20 +51,20 @@ def test_a_training_step_learns_and_its_state_resumes(tmp_path: Path) -> None:
     trainer = Trainer(seed=0)
     before = dict(trainer.task_loss)
     for _ in range(2):
-        trainer.train_step(0.06, 1e-3)
+        trainer.train_step(1e-3)
     assert trainer.step == 2 and trainer.task_loss != before
     trainer.save(tmp_path / "training.pt")
     other = Trainer(seed=0)
     other.resume(tmp_path / "training.pt")
     for each in (trainer, other):
-        each.train_step(0.06, 1e-3)
+        each.train_step(1e-3)
     states = (trainer.model.state_dict(), other.model.state_dict())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
 def test_the_saved_checkpoint_is_served_as_it_was_trained(tmp_path: Path) -> None:
     trainer = Trainer(seed=0)
-    trainer.train_step(0.06, 1e-2)
+    trainer.train_step(1e-2)
     save_checkpoint(trainer.model, trainer.tokenizer, tmp_path)
     loaded = load_model(tmp_path, torch.float32, torch.device("cpu"))
     state = trainer.model.state_dict()
