@@ -161,12 +161,15 @@ class Dispatcher:
         block = request.block
         dispatch = _dispatch(request)
         # Concurrent calls must not share a context; a detached one is not stopped with its parent.
-        call_context = context.detached(f"{context.id()}/{block.index}.{block.attempt}")
+        call_context = context.detached(f"{request.request_id}/{block.index}.{block.attempt}")
         stopped = context.async_killed_or_stopped()
         link = asyncio.ensure_future(_stop_when(stopped, call_context))
         request.transition(RequestStatus.PREFILLING)
         try:
-            messages = self._calls.call(worker_id, block_dispatch(request), call_context, self._workers[worker_id].lost)
+            worker = self._workers.get(worker_id)
+            if worker is None:
+                raise WorkerLostError("the worker left before the block got there")
+            messages = self._calls.call(worker_id, block_dispatch(request), call_context, worker.lost)
             async with aclosing(messages):
                 async for message in messages:
                     news = BlockNews.from_wire(message)

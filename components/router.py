@@ -6,6 +6,7 @@ It holds no weights and imports no torch. One event loop owns all its state.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
@@ -88,6 +89,7 @@ class Router:
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
         self._tokens_in_flight = 0
+        self._num_requests = itertools.count()
         self._refused_tokens = 0
         """Size of the request refused last for want of room; 0 once it would fit."""
 
@@ -170,6 +172,10 @@ class Router:
         length = min(card.context_length, self.config.context_length or card.context_length)
         return Limits(length, self.config.default_canvas_length)
 
+    def _request_id(self, context: Context) -> str:
+        """The client's id may come twice (it can be a header); ours may not."""
+        return f"{context.id()}#{next(self._num_requests)}"
+
     def _card(self) -> ModelCard:
         card = self.dispatcher.model
         if card is None:
@@ -181,7 +187,7 @@ class Router:
         card = self._card()
         try:
             request = parse_tokens_request(
-                message, context.metadata.copy(), context.id(), card, self._limits(card), time.time()
+                message, context.metadata.copy(), self._request_id(context), card, self._limits(card), time.time()
             )
         except InvalidRequestError as error:
             self._refuse(error)
@@ -199,7 +205,9 @@ class Router:
         try:
             parsed = parse_tensor_request(message, self.text)
             options = {**parse_options(dllm_options((), context.metadata.copy())), **parsed.options}
-            request = build_request(context.id(), parsed.prompt, options, card, self._limits(card), time.time())
+            request = build_request(
+                self._request_id(context), parsed.prompt, options, card, self._limits(card), time.time()
+            )
         except InvalidRequestError as error:
             self._refuse(error)
         model = message["model"]

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 # Dynamo's frontend sheds load by KV blocks; the router reports itself as all free or all full.
 _ALL_BLOCKS = 100
+# How long a worker may take to close a stream after its last message.
+_DRAIN_S = 5.0
 _MISSING_S = 3
 """Seconds without an entry in discovery after which a process is sure that it has none."""
 # What a call says when the other side is gone, as text: Dynamo 1.4 does not raise its own classes here.
@@ -161,6 +163,7 @@ class Workers:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._draining: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def of(cls, runtime: Runtime, component: str) -> Workers:
@@ -172,7 +175,9 @@ class Workers:
     async def call(
         self, worker_id: int, message: Message, context: Context, lost: asyncio.Event
     ) -> AsyncGenerator[Message]:
-        """The worker's messages. Ends early, without an error, when `context` is stopped.
+        """The worker's messages, up to one with `is_done`.
+
+        Ends early, without an error, when `context` is stopped.
 
         Args:
             context: of this call alone; stopping it stops the worker's side.
@@ -184,6 +189,7 @@ class Workers:
         """
         gone = asyncio.ensure_future(lost.wait())
         stopped = context.async_killed_or_stopped()
+        done = False
         try:
             stream = await self._race(
                 self._client.direct(message, worker_id, context=cast(DynamoContext, context)), gone, stopped
@@ -194,10 +200,31 @@ class Workers:
                     return
                 if item.is_error():
                     raise RuntimeError("; ".join(item.comments() or ["unknown error"]))
-                yield item.data()
+                answer = item.data()
+                if answer["is_done"]:
+                    done = True
+                    self._drain(stream, context)
+                yield answer
+                if done:
+                    return
         finally:
             gone.cancel()
+            if not done:
+                context.stop_generating()
+
+    def _drain(self, stream: AsyncIterator[Any], context: Context) -> None:
+        """Lets the worker end its stream in its own time: stopped short, it logs an error for every block."""
+
+        async def to_the_end() -> None:
+            try:
+                await asyncio.wait_for(anext(stream, None), _DRAIN_S)
+            except Exception as error:
+                log.debug("after the last message: %s", error)
             context.stop_generating()
+
+        task = asyncio.ensure_future(to_the_end())
+        self._draining.add(task)
+        task.add_done_callback(self._draining.discard)
 
     async def _race(self, step: Any, gone: asyncio.Future[Any], stopped: asyncio.Future[bool]) -> Any:
         """The result of `step`, or None if the request was stopped first."""

@@ -64,7 +64,11 @@ def parse_tensor_request(message: Mapping[str, Any], text: TextProcessor) -> Ten
             options[key] = value
         elif key not in _FRONTEND and key not in UNSUPPORTED:
             raise InvalidRequestError(f"parameter {key!r} is not known; allowed: {', '.join(PARAMETERS)}")
-    return TensorRequest(_prompt(message, text, as_chat), options, stop, is_streaming)
+    tensors = {tensor["metadata"]["name"]: tensor for tensor in message.get("tensors") or ()}
+    # Dynamo describes the model by its own text route, whose clients ask to stream by an input.
+    if (asks := tensors.pop("streaming", None)) is not None:
+        is_streaming |= bool(asks["data"]["values"][0])
+    return TensorRequest(_prompt(tensors, text, as_chat), options, stop, is_streaming)
 
 
 def _value(value: object) -> object:
@@ -87,8 +91,7 @@ def _stop_strings(value: object) -> Sequence[str]:
     return [line for line in value.split("\n") if line]
 
 
-def _prompt(message: Mapping[str, Any], text: TextProcessor, as_chat: bool) -> Sequence[int]:
-    tensors = {tensor["metadata"]["name"]: tensor for tensor in message.get("tensors") or ()}
+def _prompt(tensors: Mapping[str, Any], text: TextProcessor, as_chat: bool) -> Sequence[int]:
     unknown = tensors.keys() - {"text_input", "input_ids"}
     if unknown or len(tensors) != 1:
         raise InvalidRequestError(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from components.config import ConfigError
-from graphs import readiness
+from graphs import discovery, readiness
 from graphs.follower import Follower
 from graphs.launch import Settings, nats_program, stages
 from graphs.ports import PortTaken, free_ports, require_free
@@ -85,7 +85,7 @@ class _Run:
         self._discovery_dir = discovery_dir
 
     async def run(self) -> int:
-        supervisor = Supervisor(self._log_dir, self._terminal.died)
+        supervisor = Supervisor(self._log_dir, self._died)
         follower = Follower(self._log_dir, self._terminal.line)
         following = asyncio.create_task(follower.run())
         signals = _Signals(supervisor)
@@ -112,6 +112,11 @@ class _Run:
             await supervisor.stop()
             following.cancel()
             self._terminal.settle()
+
+    def _died(self, name: str, what: str, delay_s: float) -> None:
+        if name == "router" and self._discovery_dir:
+            discovery.forget(self._discovery_dir, self._settings.frontend.namespace, name)
+        self._terminal.died(name, what, delay_s)
 
     async def _start(self, supervisor: Supervisor) -> list[Program]:
         terminal, config = self._terminal, self._settings.frontend

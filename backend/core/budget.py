@@ -20,6 +20,10 @@ class TokenBudget:
         self.token_budget = token_budget
         self.deficit = 0
 
+    def idle(self) -> None:
+        """Nothing is left to run: no prefill waits, so nothing is carried."""
+        self.deficit = 0
+
     def admit(self, decode_tokens: int, waiting: Sequence[int], has_room: Callable[[int], bool]) -> int:
         """How many prefills from the head of the queue run in this step; moves the deficit on.
 
@@ -30,7 +34,7 @@ class TokenBudget:
                 for each prefill that the budget admits, and may reserve them.
         """
         if not waiting:
-            self.deficit = 0
+            self.idle()
             return 0
         budget = self.token_budget - decode_tokens + self.deficit
         admitted = 0

@@ -134,6 +134,8 @@ class Scheduler:
 
     def _drop(self, request: Request) -> None:
         del self._requests[request.request_id]
+        if not self._requests:
+            self.budget.idle()
         if self._denoising.pop(request.request_id, None) is not None:
             self._decode_tokens -= cache_policy(request.params.cache_policy).denoising_tokens(request)
         if request.status is RequestStatus.WAITING:

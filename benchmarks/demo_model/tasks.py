@@ -29,6 +29,7 @@ TENS = ["", "", *"twenty thirty forty fifty sixty seventy eighty ninety".split()
 MAX_NUMBER = 99
 MAX_NUMBER_IN_WORDS = 199
 MIN_SIZE = 0.06
+MAX_WANTED = 15
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def lookup(rng: random.Random, size: float) -> Example:
     keys = rng.sample(WORDS, rng.randint(2, max(3, int(len(WORDS) * size))))
     prices = {key: rng.randint(0, MAX_NUMBER) for key in keys}
     listing = " ".join(f"{key} {price}" for key, price in prices.items())
-    wanted = rng.sample(keys, rng.randint(1, min(4, len(keys))))
+    wanted = rng.sample(keys, rng.randint(1, min(MAX_WANTED, len(keys))))
     answer = " ".join(f"{key} {prices[key]}" for key in wanted)
     return Example("lookup", f"prices: {listing}. what is the price of {' '.join(wanted)}?", answer)
 

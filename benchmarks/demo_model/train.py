@@ -65,7 +65,7 @@ class Trainer:
         self.task_loss, self.sizes = saved["task_loss"], saved["sizes"]
 
     def train_step(self, rate: float) -> None:
-        shares = {name: min(max(loss, 0.15), 0.7) for name, loss in self.task_loss.items()}
+        shares = {name: min(max(loss, 0.05), 0.7) for name, loss in self.task_loss.items()}
         batch = make_batch(self.tokenizer, random.Random(f"{self.seed} {self.step}"), shares, self.sizes)
         picked = batch.weight > 0
         hidden = dense_forward(self.model, batch.masked, batch.lengths)
