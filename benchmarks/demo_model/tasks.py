@@ -29,7 +29,7 @@ TENS = ["", "", *"twenty thirty forty fifty sixty seventy eighty ninety".split()
 MAX_NUMBER = 99
 MAX_NUMBER_IN_WORDS = 199
 MIN_SIZE = 0.06
-MAX_WANTED = 15
+MAX_LISTED = 400
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,11 @@ def count(rng: random.Random, size: float) -> Example:
     return Example("count", f"count from {first} to {last}", answer)
 
 
-def lookup(rng: random.Random, size: float) -> Example:
-    """A few prices out of a long list: prefill-heavy, a long prompt and a short answer."""
-    keys = rng.sample(WORDS, rng.randint(2, max(3, int(len(WORDS) * size))))
-    prices = {key: rng.randint(0, MAX_NUMBER) for key in keys}
-    listing = " ".join(f"{key} {price}" for key, price in prices.items())
-    wanted = rng.sample(keys, rng.randint(1, min(MAX_WANTED, len(keys))))
-    answer = " ".join(f"{key} {prices[key]}" for key in wanted)
-    return Example("lookup", f"prices: {listing}. what is the price of {' '.join(wanted)}?", answer)
+def first(rng: random.Random, size: float) -> Example:
+    """The first few of a long list: prefill-heavy, a long prompt and a short answer."""
+    items = [rng.choice(WORDS) for _ in range(rng.randint(3, max(4, int(MAX_LISTED * size))))]
+    wanted = rng.randint(1, min(9, len(items)))
+    return Example("first", f"first {wanted} of: {' '.join(items)}", " ".join(items[:wanted]))
 
 
 def spell(rng: random.Random, size: float) -> Example:
@@ -91,7 +88,7 @@ def repeat(rng: random.Random, size: float) -> Example:
 
 TASKS: dict[str, Callable[[random.Random, float], Example]] = {
     "count": count,
-    "lookup": lookup,
+    "first": first,
     "spell": spell,
     "say": say,
     "add": add,

@@ -26,7 +26,7 @@ def _build() -> Tokenizer:
     vocab = [(token, 0.0) for token in ("<unk>", *SPECIALS)]
     vocab += [(f"<0x{byte:02X}>", -20.0) for byte in range(256)]
     vocab += [("▁", -9.0), *((mark, -8.0) for mark in ":.?,!")]
-    vocab += [(f"▁{word}", -1.0) for word in dict.fromkeys(words)]
+    vocab += [(f"▁{word}", -1.0) for word in dict.fromkeys([*words, "first"])]
     tokenizer = Tokenizer(models.Unigram(vocab, unk_id=0, byte_fallback=True))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
