@@ -42,7 +42,10 @@ def dense_forward(model: Llada, ids: Tensor, lengths: Tensor) -> Tensor:
 def decode(
     model: Llada, prompts: Sequence[Sequence[int]], canvas_length: int, block_length: int, threshold: float
 ) -> list[list[int]]:
-    """Plain (uncached) blockwise decoding by confidence threshold: the whole canvas of each prompt."""
+    """Plain (uncached) blockwise decoding by confidence threshold: the canvas of each prompt.
+
+    Stops after the block in which the last row's text ends; what follows stays masked.
+    """
     mask, pad = model.config.mask_token_id, model.config.eos_token_ids[0]
     longest = max(map(len, prompts))
     ids = torch.full((len(prompts), longest + canvas_length), mask)
@@ -61,4 +64,6 @@ def decode(
             take = confidence >= threshold
             take[every_row, confidence.argmax(-1)] = True
             window.copy_(torch.where(take & masked, best, window))
+        if bool((ids[:, longest : start + block_length] == pad).any(dim=1).all()):
+            break
     return ids[:, longest:].tolist()
