@@ -9,10 +9,11 @@ from typing import Any
 
 from backend.core.cache_policy import cache_policy
 from backend.core.request import Request
-from backend.core.sampling_params import MAX_BLOCK_LENGTH, InvalidRequestError, SamplingParams
+from backend.core.sampling_params import InvalidRequestError, SamplingParams
 from components.protocol import ModelCard
 
 ANNOTATION_PREFIX = "dllm."
+DEFAULT_BLOCK_LENGTH = 32
 
 _INTEGERS = ("block_length", "canvas_length", "steps_per_block")
 _NUMBERS = ("confidence_threshold",)
@@ -78,6 +79,8 @@ def parse_options(options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _number(key: str, text: str) -> int | float | str:
+    if not text.isascii() or "_" in text:
+        return text  # Python reads more digits and more spellings as numbers than an API should
     try:
         return int(text) if key in _INTEGERS else float(text) if key in _NUMBERS else text
     except ValueError:
@@ -105,7 +108,7 @@ def build_request(
     ignore_eos = bool(given.pop("ignore_eos", False))
     stop_ids = () if ignore_eos else (*card.eos_token_ids, *given.pop("stop_token_ids", ()))
     given.pop("stop_token_ids", None)
-    block_length = given.setdefault("block_length", min(32, MAX_BLOCK_LENGTH))
+    block_length = given.setdefault("block_length", DEFAULT_BLOCK_LENGTH)
     given.setdefault("steps_per_block", block_length)
     given.setdefault("seed", secrets.randbits(62))
     max_tokens = given.get("max_tokens")

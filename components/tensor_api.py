@@ -48,7 +48,7 @@ class TensorRequest:
 def parse_tensor_request(message: Mapping[str, Any], text: TextProcessor) -> TensorRequest:
     """Raises InvalidRequestError naming the tensor or parameter and what is allowed."""
     parameters = {key: _value(value) for key, value in (message.get("parameters") or {}).items()}
-    is_streaming = bool(parameters.get("streaming") or parameters.get("stream"))
+    is_streaming = any([_boolean(key, parameters[key]) for key in ("stream", "streaming") if key in parameters])
     refuse_unsupported(parameters)
     options: dict[str, object] = {}
     stop: Sequence[str] = ()

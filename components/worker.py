@@ -96,7 +96,7 @@ class Worker:
         config = self.config
         try:
             engine = await asyncio.to_thread(Engine.from_config, _engine_config(config))
-        except (CheckpointError, RuntimeError) as error:
+        except (CheckpointError, RuntimeError, AssertionError) as error:  # torch without CUDA asserts
             log.error("cannot serve %s: %s", config.model, error)
             return 1
         runtime = Runtime(config)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DEFAULT_BLOCK_LENGTH = 32
 # Options of diffusion models, which travel as annotations: OpenAI's API has no place for them.
 OPTIONS = {
-    "unmasking": (str, "which positions a step unmasks, such as confidence"),
+    "unmasking": (str, "which positions a step unmasks: threshold or quota"),
     "confidence_threshold": (float, "unmask what the model is at least this sure of"),
     "block_length": (int, f"positions denoised together (default: {DEFAULT_BLOCK_LENGTH})"),
     "canvas_length": (int, "positions of the whole response region"),

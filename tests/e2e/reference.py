@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from backend.core.sampling_params import SamplingParams
 from backend.engine.engine import Engine, EngineConfig
 from components.config import DEMO_MODEL
 
-MODEL = Path(os.environ.get("SANGAM_TEST_MODEL") or DEMO_MODEL)
+MODEL = DEMO_MODEL
 END, BLOCK = 1, 32
 FINISH_REASONS = {RequestStatus.FINISHED_STOP: "stop", RequestStatus.FINISHED_LENGTH: "length"}
 
