@@ -40,6 +40,8 @@ class LoadBus:
         async def on_error(error: Exception) -> None:
             log.debug("NATS: %s", error)
 
+        # Dynamo's own connection gives up at once; what is started before NATS waits for it here.
+        log.info("connecting to NATS at %s", url)
         await bus._client.connect(
             url,
             reconnected_cb=on_connected,

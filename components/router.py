@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -101,8 +102,8 @@ class Router:
         except Exception as error:  # tokenizers raises plain Exception
             log.error("cannot read the tokenizer of %s: %s", config.model, error)
             return 1
+        bus = await LoadBus.connect(os.environ["NATS_SERVER"], config.namespace)
         runtime = Runtime(config)
-        bus = await LoadBus.connect(config.nats, config.namespace)
         self.dispatcher = Dispatcher(
             await Workers.of(runtime, "colocated_worker"),
             bus,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -99,13 +100,13 @@ class Worker:
         except (CheckpointError, RuntimeError, AssertionError) as error:  # torch without CUDA asserts
             log.error("cannot serve %s: %s", config.model, error)
             return 1
+        bus = await LoadBus.connect(os.environ["NATS_SERVER"], config.namespace)
         runtime = Runtime(config)
         self.engine = AsyncEngine(engine)
         self.engine.start()
         self.metrics = WorkerMetrics(self.engine)
         self._card = model_card(config.model, engine.runner.model.config, config.dtype)
         endpoint = runtime.endpoint(self.component, "generate")
-        bus = await LoadBus.connect(config.nats, config.namespace)
         serving = runtime.serve(endpoint, self.generate, self.metrics.registry)
         reporting = asyncio.ensure_future(self._report(bus, endpoint.connection_id()))
         log.info("serving %s as %s %d", config.model_name, self.component, endpoint.connection_id())
