@@ -123,12 +123,10 @@ class Runtime:
             os.environ["DYN_REQUEST_PLANE"],
             event_plane=os.environ["DYN_EVENT_PLANE"],
         )
-        self.stopping = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.shutdown)
 
     def shutdown(self) -> None:
-        self.stopping.set()
         self._runtime.shutdown()
 
     def endpoint(self, component: str, name: str) -> Endpoint:
@@ -250,7 +248,6 @@ class ModelRegistration:
     def __init__(self, tokens: Endpoint, tensors: Endpoint) -> None:
         self._tokens, self._tensors = tokens, tensors
         self._load: WorkerMetricsPublisher | None = None
-        self.is_visible = False
 
     async def show(self, name: str, directory: Path, context_length: int, tensor_config: bytes) -> None:
         """Registers chat and completions under `name`, and a Tensor model under the same name."""
@@ -283,12 +280,10 @@ class ModelRegistration:
         if self._load is None:
             self._load = WorkerMetricsPublisher()
             await self._load.create_endpoint(self._tokens)
-        self.is_visible = True
 
     async def hide(self) -> None:
         await unregister_model(self._tokens)
         await unregister_model(self._tensors)
-        self.is_visible = False
 
     def report_overload(self, is_overloaded: bool) -> None:
         """Tells the frontends whether to turn new requests away before they get here."""
