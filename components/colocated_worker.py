@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from components.config import WorkerConfig, from_command_line
+from components.config import ColocatedWorkerConfig, from_command_line
 from components.runtime import run
 from components.worker import Worker
 
 
 def main() -> None:
-    config = from_command_line("colocated_worker", WorkerConfig)
+    config = from_command_line("colocated_worker", ColocatedWorkerConfig)
     run(Worker(config, "colocated_worker").main, config)
 
 

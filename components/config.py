@@ -59,17 +59,27 @@ class RouterConfig(CommonConfig):
     max_attempts: int = Field(5, ge=1, description="workers one block may be lost with before the request fails")
     worker_timeout_s: float = Field(10.0, gt=0, description="silence after which a worker counts as lost")
     placement_timeout_s: float = Field(120.0, gt=0, description="how long a block waits while no worker is there")
+    routing: Literal["hybrid", "conditional"] = Field(
+        "hybrid", description="Algorithm 2, or Dynamo's conditional disaggregation (a baseline)"
+    )
+    overflow_threshold: float = Field(
+        8192, gt=0, description="theta of Algorithm 2 in tokens; inf: prefills never overflow (disaggregated)"
+    )
+    max_local_prefill_length: int = Field(
+        512, ge=0, description="conditional: prompts up to this many tokens are prefilled where they are denoised"
+    )
+    max_prefill_queue_size: int = Field(
+        16, ge=1, description="conditional: no more remote prefills while this many wait in the prefill pool"
+    )
     default_canvas_length: int = Field(128, ge=1, description="canvas when a request names no length")
     context_length: int | None = Field(None, ge=1, description="cap on prompt + canvas; the model's own if absent")
 
 
 class WorkerConfig(CommonConfig):
-    """A colocated worker: its model, its KV pool and its scheduler."""
+    """What both kinds of workers have: their model, their KV pool, their device."""
 
     num_workers: int = Field(1, ge=1, description="how many such processes `sangam serve` starts")
-    token_budget: int = Field(2048, ge=1, description="tau of Algorithm 1, tokens per step")
-    max_num_seqs: int = Field(64, ge=1, description="requests denoised together")
-    page_size: int = Field(16, ge=1, description="tokens per KV page")
+    page_size: int = Field(16, ge=1, description="tokens per KV page; the same for all workers of a graph")
     kv_cache_tokens: int = Field(65_536, ge=1, description="capacity of the KV pool in tokens")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="weights, activations and KV")
     device: str = Field("cpu", description="torch device")
@@ -77,10 +87,26 @@ class WorkerConfig(CommonConfig):
     load_report_interval_s: float = Field(0.2, gt=0, description="how often load is published over NATS")
 
 
+class ColocatedWorkerConfig(WorkerConfig):
+    """A colocated worker: prefills and denoises under the token budget; reads KV that prefill workers made."""
+
+    token_budget: int = Field(2048, ge=1, description="tau of Algorithm 1, tokens per step")
+    max_num_seqs: int = Field(64, ge=1, description="requests denoised together")
+    kv_transfer_timeout_s: float = Field(10.0, gt=0, description="deadline of one KV transfer; then prefilled anew")
+
+
+class PrefillWorkerConfig(WorkerConfig):
+    """A prefill worker: prefills only, and keeps the KV until a colocated worker has read it."""
+
+    max_prefill_tokens: int = Field(4096, ge=1, description="tokens of one step; a larger prefill runs alone")
+    kv_lease_s: float = Field(60.0, gt=0, description="how long KV is kept for a reader who does not come")
+
+
 SECTIONS: dict[str, type[CommonConfig]] = {
     "frontend": FrontendConfig,
     "router": RouterConfig,
-    "colocated_worker": WorkerConfig,
+    "prefill_worker": PrefillWorkerConfig,
+    "colocated_worker": ColocatedWorkerConfig,
 }
 
 ConfigT = TypeVar("ConfigT", bound=CommonConfig)

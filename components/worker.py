@@ -16,7 +16,7 @@ from backend.core.sampling_params import InvalidRequestError
 from backend.engine.async_engine import AsyncEngine, BlockUpdate, EngineDeadError
 from backend.engine.engine import Engine, EngineConfig
 from backend.models.config import CheckpointError, ModelConfig
-from components.config import WorkerConfig
+from components.config import ColocatedWorkerConfig
 from components.load_bus import LoadBus
 from components.protocol import BlockNews, LoadReport, ModelCard, read_dispatch
 from components.runtime import Context, Message, Runtime
@@ -88,7 +88,7 @@ class WorkerMetrics:
 class Worker:
     """Serves `<component>.generate`: one call is one block of one request."""
 
-    def __init__(self, config: WorkerConfig, component: str) -> None:
+    def __init__(self, config: ColocatedWorkerConfig, component: str) -> None:
         self.config = config
         self.component = component
 
@@ -183,7 +183,7 @@ async def _abort_when(stopped: asyncio.Future[bool], abort: object) -> None:
     abort()
 
 
-def _engine_config(config: WorkerConfig) -> EngineConfig:
+def _engine_config(config: ColocatedWorkerConfig) -> EngineConfig:
     return EngineConfig(
         config.model,
         config.token_budget,
