@@ -13,12 +13,14 @@ class Program:
     Attributes:
         environment: added to the supervisor's own.
         status_url: where it answers /health and /metrics; empty if it does not.
+        may_leave: whether exit status 0 means that it was told to leave, and is not to be started again.
     """
 
     name: str
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     status_url: str = ""
+    may_leave: bool = False
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ class Supervisor:
     Args:
         log_dir: gets one `NAME.log` per program with all it prints, over all its restarts.
         on_death: called with (name, what happened, seconds until the restart).
+        on_leave: called with the name of a program that left on purpose, once all were ready.
         grace_s: how long a stage may take to stop after SIGTERM, before SIGKILL.
     """
 
@@ -66,8 +67,9 @@ class Supervisor:
         on_death: Callable[[str, str, float], None],
         backoff: Backoff | None = None,
         grace_s: float = 10.0,
+        on_leave: Callable[[str], None] = lambda name: None,
     ) -> None:
-        self._log_dir, self._on_death, self._grace_s = log_dir, on_death, grace_s
+        self._log_dir, self._on_death, self._on_leave, self._grace_s = log_dir, on_death, on_leave, grace_s
         self._backoff = backoff or Backoff()
         self._stages: list[list[_Child]] = []
         self._starting = True
@@ -119,14 +121,18 @@ class Supervisor:
         while not child.stopping.is_set():
             started = clock()
             try:
-                what = await self._run(child)
+                status = await self._run(child)
+                what = f"exited with {status}" if status >= 0 else f"was killed by {signal.Signals(-status).name}"
             except OSError as error:  # no more processes, no more disk: as good as a death
-                what = f"could not be started ({error})"
+                status, what = 1, f"could not be started ({error})"
             if child.stopping.is_set():
                 return
             if self._starting:
                 if not self._failure.done():
                     self._failure.set_result(ChildFailed(child.program.name, what, child.log))
+                return
+            if status == 0 and child.program.may_leave:
+                self._on_leave(child.program.name)
                 return
             num_deaths = 1 if clock() - started >= self._backoff.healthy_s else num_deaths + 1
             delay = self._backoff.delay_s(num_deaths)
@@ -134,7 +140,7 @@ class Supervisor:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(child.stopping.wait(), delay)
 
-    async def _run(self, child: _Child) -> str:
+    async def _run(self, child: _Child) -> int:
         argv = (sys.executable, "-I", "-S", str(CHILD), str(os.getpid()), *child.program.argv)
         with child.log.open("ab") as log:
             process = child.process = await asyncio.create_subprocess_exec(
@@ -151,4 +157,4 @@ class Supervisor:
         child.process = None
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)  # what the program started and did not clean up
-        return f"exited with {status}" if status >= 0 else f"was killed by {signal.Signals(-status).name}"
+        return status

@@ -99,6 +99,37 @@ def test_a_clean_exit_is_restarted_too_and_a_healthy_run_ends_the_row(tmp_path: 
     assert deaths[:3] == [("leaver", "exited with 0", 0.01)] * 3
 
 
+@pytest.mark.parametrize(("status", "leaves"), [(0, True), (1, False), (143, False)])
+def test_a_worker_that_exits_with_0_has_left_on_purpose(tmp_path: Path, status: int, leaves: bool) -> None:
+    deaths: list[str] = []
+    left: list[str] = []
+    code = f"print('hello'); raise SystemExit({status})"
+
+    async def run() -> None:
+        supervisor = Supervisor(tmp_path, lambda name, *_: deaths.append(name), QUICK, on_leave=left.append)
+        await supervisor.starting(asyncio.sleep(0))
+        supervisor.start([Program("worker", (sys.executable, "-c", code), may_leave=True)])
+        await until(lambda: bool(left or len(deaths) >= 2))
+        await asyncio.sleep(0.1)
+        await supervisor.stop()
+
+    asyncio.run(run())
+    assert left == (["worker"] if leaves else [])
+    assert not deaths if leaves else len(deaths) >= 2
+    assert (tmp_path / "worker.log").read_text().count("hello") == 1 or not leaves
+
+
+def test_nobody_may_leave_while_the_graph_starts(tmp_path: Path) -> None:
+    async def run() -> None:
+        supervisor = Supervisor(tmp_path, lambda *_: None)
+        supervisor.start([Program("worker", (sys.executable, "-c", ""), may_leave=True)])
+        with pytest.raises(ChildFailed, match="worker exited with 0 while starting"):
+            await supervisor.starting(asyncio.sleep(60))
+        await supervisor.stop()
+
+    asyncio.run(run())
+
+
 def test_a_killed_program_comes_back_as_a_new_process(tmp_path: Path) -> None:
     deaths: list[tuple[str, str, float]] = []
     pid_file = tmp_path / "a.pid"
