@@ -1,11 +1,13 @@
 # What CI runs, line for line. Each target works alone on a fresh clone.
 #   make install | check | test | serve | format
+# GRAPH=hybrid          which graph `make serve` runs: colocated (the default), disaggregated or hybrid
 # PYTHON=python3.12     which Python makes the environment (3.10, 3.11 or 3.12)
 # TORCH_INDEX_URL=...   a package index that carries torch's CPU builds, for machines without a GPU
 # ARGS="..."            more arguments for test and serve: make test ARGS="-k budget -x"
 
 PYTHON ?= python3
 VENV ?= .venv
+GRAPH ?= colocated
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
@@ -52,4 +54,4 @@ test: install
 	$(BIN)/pytest $(ARGS)
 
 serve: install
-	$(BIN)/sangam serve colocated $(ARGS)
+	$(BIN)/sangam serve $(GRAPH) $(ARGS)

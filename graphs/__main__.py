@@ -7,14 +7,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pydantic import create_model
-
-from components.config import SECTIONS, CommonConfig, ConfigError, add_flags
-from graphs import chat
+from components.config import ConfigError
+from graphs import chat, flags
 from graphs.colocated import COLOCATED
-from graphs.graph import Graph
+from graphs.disaggregated import DISAGGREGATED
+from graphs.hybrid import HYBRID
 
-GRAPHS = {graph.name: graph for graph in (COLOCATED,)}
+GRAPHS = {graph.name: graph for graph in (COLOCATED, DISAGGREGATED, HYBRID)}
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 
@@ -32,19 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     graphs = parser.add_subparsers(metavar="GRAPH", required=True)
     for graph in GRAPHS.values():
-        sub = graphs.add_parser(graph.name, help=", ".join(c.name for c in graph.components))
-        add_flags(sub, _flags_schema(graph))
-        sub.add_argument("--workers", dest="num_workers", type=int, metavar="N", help="short for --num-workers")
+        # No abbreviations: --prefill is a flag of its own, and what else is short today may be ambiguous tomorrow.
+        names = ", ".join(component.name for component in graph.components)
+        sub = graphs.add_parser(graph.name, help=names, allow_abbrev=False)
+        flags.add(sub, graph)
         sub.add_argument("--log-dir", type=Path, metavar="DIR", help="where each process's log goes")
         sub.add_argument("--verbose", action="store_true", help="show everything that the processes print")
         default = CONFIGS / f"{graph.name}.yaml"
         sub.set_defaults(run=_serve, graph=graph, config=default if default.is_file() else None)
-
-
-def _flags_schema(graph: Graph) -> type[CommonConfig]:
-    """One schema with the keys of all the graph's sections; a flag reaches each section that knows it."""
-    sections = tuple(SECTIONS[component.name] for component in graph.components)
-    return create_model(f"{graph.name.title()}Flags", __base__=sections)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -55,9 +49,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     from graphs.terminal import Terminal
 
     terminal = Terminal(arguments.verbose)
-    flags = {key: value for key, value in vars(arguments).items() if key in _flags_schema(arguments.graph).model_fields}
     try:
-        settings = Settings(arguments.graph, arguments.config, flags)
+        settings = Settings(arguments.graph, arguments.config, flags.given(arguments, arguments.graph))
     except ConfigError as error:
         terminal.failed(str(error))
         return 2

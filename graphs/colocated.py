@@ -7,8 +7,8 @@ from graphs.graph import Component, Graph
 COLOCATED = Graph(
     "colocated",
     (
-        Component("frontend", "dynamo.frontend"),
-        Component("router", "components.router"),
-        Component("colocated_worker", "components.colocated_worker", replicas="num_workers"),
+        (Component("frontend", "dynamo.frontend"),),
+        (Component("router", "components.router"),),
+        (Component("colocated_worker", "components.colocated_worker", "num_workers", ("--workers", "--colocated")),),
     ),
 )

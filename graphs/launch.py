@@ -28,6 +28,9 @@ WILDCARD_HOSTS = ("0.0.0.0", "::")
 class Settings:
     """One graph's configuration: the file, the flags that win over it, and what both amount to.
 
+    Args:
+        flags: KEY -> value for every section that knows the key; SECTION.KEY -> value for one, which wins.
+
     Raises:
         ConfigError: see `components.config.load`; or two sections disagree on a common key.
     """
@@ -58,9 +61,11 @@ class Settings:
         return f"http://{host}:{self.frontend.http_port}"
 
     def flags_of(self, section: str) -> dict[str, Any]:
-        """The flags that were given and that this section knows."""
-        known = SECTIONS[section].model_fields
-        return {key: value for key, value in self.flags.items() if key in known and value is not None}
+        """The flags that were given and that this section knows; those for it alone win over those for all."""
+        given = {name: value for name, value in self.flags.items() if value is not None}
+        result = {key: given[key] for key in SECTIONS[section].model_fields if key in given}
+        mine = f"{section}."
+        return result | {name.removeprefix(mine): value for name, value in given.items() if name.startswith(mine)}
 
 
 def nats_program(port: int) -> Program:
@@ -85,11 +90,14 @@ def stages(settings: Settings, nats_url: str, discovery_dir: str, ports: Iterato
     shared = _environment(settings.frontend, nats_url, discovery_dir)
     found = {"nats": nats_url, "discovery_dir": discovery_dir}
     result = []
-    for component in reversed(settings.graph.components):
-        if component.name == "frontend":
-            result.append(_frontends(settings, component, shared, ports))
-        else:
-            result.append(_components(settings, component, shared, found, ports))
+    for stage in reversed(settings.graph.stages):
+        programs: list[Program] = []
+        for component in stage:
+            if component.name == "frontend":
+                programs += _frontends(settings, component, shared, ports)
+            else:
+                programs += _components(settings, component, shared, found, ports)
+        result.append(programs)
     return result
 
 
@@ -122,15 +130,16 @@ def _components(
 ) -> list[Program]:
     num_replicas = getattr(settings.sections[component.name], component.replicas) if component.replicas else 1
     file = ["-f", str(settings.path.resolve())] if settings.path else []
-    flags = {**settings.flags_of(component.name), **found}
+    flags = {**settings.flags_of(component.name), **{key: value for key, value in found.items() if value}}
     argv = [sys.executable, "-m", component.module, *file]
-    argv += [f"--{key.replace('_', '-')}={value}" for key, value in flags.items() if value != ""]
+    argv += [f"--{key.replace('_', '-')}={value}" for key, value in flags.items()]
     programs = []
     for index in range(num_replicas):
         name = f"{component.name}.{index}" if component.replicas else component.name
         port = next(ports)
         environment = {**shared, **HEALTH, "DYN_SYSTEM_PORT": str(port), "DYN_SYSTEM_HOST": "127.0.0.1"}
-        programs.append(Program(name, tuple(argv), environment, f"http://127.0.0.1:{port}"))
+        url = f"http://127.0.0.1:{port}"
+        programs.append(Program(name, tuple(argv), environment, url, may_leave=bool(component.replicas)))
     return programs
 
 

@@ -12,6 +12,9 @@ import pytest
 from components.config import SECTIONS, ConfigError
 from graphs.__main__ import GRAPHS
 from graphs.colocated import COLOCATED
+from graphs.disaggregated import DISAGGREGATED
+from graphs.graph import Graph
+from graphs.hybrid import HYBRID
 from graphs.launch import Settings, nats_program, stages
 from graphs.program import Program
 
@@ -38,6 +41,36 @@ def test_workers_start_first_and_frontends_last() -> None:
         ["router"],
         ["frontend", "kserve_frontend"],
     ]
+
+
+@pytest.mark.parametrize("graph", [HYBRID, DISAGGREGATED], ids=lambda graph: graph.name)
+def test_all_workers_are_one_stage_and_only_they_may_leave(graph: Graph) -> None:
+    flags = {"prefill_worker.num_workers": 1, "colocated_worker.num_workers": 2}
+    in_order = stages(Settings(graph, None, flags), NATS, "", itertools.count(20_000))
+    workers = ["prefill_worker.0", "colocated_worker.0", "colocated_worker.1"]
+    assert [[program.name for program in stage] for stage in in_order] == [workers, ["router"], ["frontend"]]
+    found = {program.name: program for stage in in_order for program in stage}
+    assert [name for name, program in found.items() if program.may_leave] == workers
+    for name, program in found.items():
+        if name != "frontend":
+            assert program.argv[1:3] == ("-m", f"components.{name.partition('.')[0]}")
+    assert len({program.status_url for program in found.values()}) == len(found)
+
+
+def test_each_worker_gets_the_flags_of_its_section() -> None:
+    flags = {"kv_cache_tokens": 4096, "prefill_worker.kv_cache_tokens": "8192", "router.overflow_threshold": "inf"}
+    in_order = stages(Settings(HYBRID, None, flags), NATS, "", itertools.count(20_000))
+    found = {program.name: program.argv[3:] for stage in in_order for program in stage}
+    assert sorted(found["prefill_worker.0"]) == ["--kv-cache-tokens=8192", f"--nats={NATS}"]
+    assert sorted(found["colocated_worker.0"]) == ["--kv-cache-tokens=4096", f"--nats={NATS}"]
+    assert sorted(found["router"]) == [f"--nats={NATS}", "--overflow-threshold=inf"]
+
+
+def test_an_empty_value_wins_over_the_file_too(tmp_path: Path) -> None:
+    file = tmp_path / "graph.yaml"
+    file.write_text("common: {served_model_name: theirs}\n")
+    argv = programs(file, served_model_name="")["router"].argv
+    assert "--served-model-name=" in argv
 
 
 def test_components_get_the_file_the_given_flags_and_what_was_found(tmp_path: Path) -> None:
