@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from components.config import ConfigError
-from graphs import chat, flags
+from graphs import chat, drain, flags
 from graphs.colocated import COLOCATED
 from graphs.disaggregated import DISAGGREGATED
 from graphs.hybrid import HYBRID
@@ -22,6 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sangam", description="Serving diffusion language models on Dynamo.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_serve(commands.add_parser("serve", help="run a graph on this machine", description=_serve.__doc__))
+    drain.add_arguments(
+        commands.add_parser("drain", help="let a worker finish and leave", description=drain.__doc__), GRAPHS
+    )
     chat.add_arguments(commands.add_parser("chat", help="talk to a model in the terminal", description=chat.__doc__))
     arguments = parser.parse_args(argv)
     run: Callable[[argparse.Namespace], int] = arguments.run

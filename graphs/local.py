@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import tempfile
@@ -11,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from components.config import ConfigError
-from graphs import discovery, readiness
+from components.config import ConfigError, RouterConfig, WorkerConfig
+from graphs import discovery, readiness, state
 from graphs.follower import Follower
 from graphs.launch import Settings, nats_program, stages
 from graphs.ports import PortTaken, free_ports, require_free
@@ -26,8 +27,7 @@ NATS_START_S, NATS_REACH_S = 10.0, 2.0
 
 def default_log_dir(settings: Settings) -> Path:
     """Where logs go: one folder per graph and port, overwritten by the next run."""
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return state / "sangam" / f"{settings.graph.name}-{settings.frontend.http_port}"
+    return state.folder() / f"{settings.graph.name}-{settings.frontend.http_port}"
 
 
 def serve(settings: Settings, log_dir: Path, terminal: Terminal) -> int:
@@ -54,10 +54,12 @@ def check(settings: Settings) -> None:
     """Finds what would make the start fail, before anything is started.
 
     Raises:
-        ConfigError: no such model, or no NATS server to run.
+        ConfigError: no such model, no NATS server to run, or sections that cannot work together.
         PortTaken: one of the frontend's ports is.
     """
     config = settings.frontend
+    _check_workers(settings)
+    _check_routing(settings)
     if not (config.model / "config.json").is_file():
         raise ConfigError(f"no model in {config.model} (no config.json there); choose one with --model")
     require_free(config.http_host, config.http_port, "--http-port")
@@ -65,6 +67,28 @@ def check(settings: Settings) -> None:
         require_free("0.0.0.0", config.grpc_port, "--grpc-port")  # Dynamo's KServe server knows no other host
     if not config.nats:
         nats_program(NATS_PORT)
+
+
+def _check_workers(settings: Settings) -> None:
+    workers = {name: config for name, config in settings.sections.items() if isinstance(config, WorkerConfig)}
+    for key in ("page_size", "dtype"):
+        values = {name: getattr(config, key) for name, config in workers.items()}
+        if len(set(values.values())) > 1:
+            raise ConfigError(
+                f"{key} must be the same for all workers, or their KV pages could not be handed over: got {values}; "
+                f"set it under common: or with --{key.replace('_', '-')}"
+            )
+
+
+def _check_routing(settings: Settings) -> None:
+    router = settings.sections["router"]
+    assert isinstance(router, RouterConfig)
+    overflows = router.routing == "hybrid" and math.isfinite(router.overflow_threshold)
+    if overflows and not settings.graph.may_overflow:
+        raise ConfigError(
+            f"with router.overflow_threshold {router.overflow_threshold:g} prefills would overflow: set it to .inf "
+            f"(--overflow-threshold inf) for the {settings.graph.name} graph, or serve hybrid"
+        )
 
 
 @contextlib.contextmanager
@@ -83,9 +107,10 @@ class _Run:
     def __init__(self, settings: Settings, log_dir: Path, discovery_dir: str, terminal: Terminal) -> None:
         self._settings, self._log_dir, self._terminal = settings, log_dir, terminal
         self._discovery_dir = discovery_dir
+        self._state: state.StateFile | None = None
 
     async def run(self) -> int:
-        supervisor = Supervisor(self._log_dir, self._died)
+        supervisor = Supervisor(self._log_dir, self._died, on_leave=self._left)
         follower = Follower(self._log_dir, self._terminal.line)
         following = asyncio.create_task(follower.run())
         signals = _Signals(supervisor)
@@ -94,7 +119,9 @@ class _Run:
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
-                self._terminal.ready(self._settings, starting.result(), self._log_dir)
+                programs = starting.result()
+                self._note(programs)
+                self._terminal.ready(self._settings, programs, self._log_dir)
                 await signals.first
             up = starting.done()
             self._terminal.stopping(signals.first.result().name)
@@ -112,6 +139,26 @@ class _Run:
             await supervisor.stop()
             following.cancel()
             self._terminal.settle()
+            if self._state:
+                with contextlib.suppress(OSError):
+                    self._state.close()
+
+    def _note(self, programs: list[Program]) -> None:
+        """Writes down what runs, for `sangam drain`."""
+        processes = {program.name: state.Process(program.status_url, program.may_leave) for program in programs}
+        config, graph = self._settings.frontend, self._settings.graph
+        try:
+            self._state = state.StateFile(state.RunningGraph(graph.name, config.http_port, os.getpid(), processes))
+        except OSError as error:  # no reason to stop what runs well
+            self._terminal.cannot_note(error)
+
+    def _left(self, name: str) -> None:
+        self._terminal.left(name)
+        if self._state:
+            try:
+                self._state.forget(name)
+            except OSError as error:
+                self._terminal.cannot_note(error)
 
     def _died(self, name: str, what: str, delay_s: float) -> None:
         if name == "router" and self._discovery_dir:

@@ -55,6 +55,14 @@ class Terminal:
     def died(self, name: str, what: str, delay_s: float) -> None:
         self._console.print(Text(f"✗ {name} {what}; next try in {delay_s:g} s", "yellow"))
 
+    def left(self, name: str) -> None:
+        self._console.print(Text.assemble(("✓ ", "green"), f"{name} drained and left"))
+
+    def cannot_note(self, error: OSError) -> None:
+        """The graph runs, but `sangam drain` cannot know."""
+        problem = f"cannot write {error.filename}: {error.strerror}"
+        self._console.print(Text(f"✗ {problem}; `sangam drain` needs the URL of a worker, not its name", "yellow"))
+
     def stopping(self, reason: str) -> None:
         self.settle()
         self._stopping = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -11,6 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from graphs.__main__ import main
 
 PATIENCE_S = 25.0
 FRONTEND = """
@@ -24,6 +27,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 WORKER = "import time; print('INFO loading'); print('ERROR a bad day', flush=True); time.sleep(60)"
+# Leaves when it is drained, as workers do.
+DRAINABLE = """
+import http.server, os, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self): self.send_response(200); self.end_headers()
+    def do_POST(self): self.do_GET(); self.wfile.flush(); os._exit(0)
+    def log_message(self, *_): pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ERROR stubborn', flush=True);" + WORKER
 # What `sangam serve` does, but for the programs of the graph.
 SERVE = """
@@ -31,17 +43,18 @@ import sys
 from pathlib import Path
 from graphs import local, __main__
 from graphs.program import Program
-folder, port, status, worker = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
+folder, port, status, worker, worker_port = Path(sys.argv[1]), *sys.argv[2:6]
 (folder / "model").mkdir()
 (folder / "model" / "config.json").write_text("{}")
 def stages(settings, nats_url, discovery_dir, ports):
     (folder / "discovery").write_text(discovery_dir)
     frontend = (sys.executable, "-c", %r, port, status)
-    return [[Program("worker.0", (sys.executable, "-c", worker), {}, settings.url)],
+    worker_url = f"http://127.0.0.1:{worker_port}" if worker_port else settings.url
+    return [[Program("worker.0", (sys.executable, "-c", worker, worker_port), {}, worker_url, may_leave=True)],
             [Program("frontend", frontend, {}, settings.url)]]
 local.stages = stages
 sys.exit(__main__.main(["serve", "colocated", "--model", str(folder / "model"), "--http-port", port,
-    "--served-model-name", "tiny", "--log-dir", str(folder / "logs"), *sys.argv[5:]]))
+    "--served-model-name", "tiny", "--log-dir", str(folder / "logs"), *sys.argv[6:]]))
 """
 
 
@@ -49,13 +62,19 @@ class Served:
     """A running `serve` and what it printed."""
 
     def __init__(self, folder: Path, *flags: str, status: int = 200, worker: str = WORKER) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as other:
+            port, worker_port = server.getsockname()[1], other.getsockname()[1]
         self.folder, self._output = folder, folder / "output"
-        arguments = [str(folder), str(port), str(status), worker, *flags]
+        arguments = [str(folder), str(port), str(status), worker]
+        arguments += [str(worker_port) if worker == DRAINABLE else "", *flags]
         with self._output.open("wb") as output:
             script = textwrap.dedent(SERVE % FRONTEND)
-            self.process = subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=output, stderr=output)
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", script, *arguments],
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "XDG_STATE_HOME": str(folder / "state")},
+            )
 
     def output(self) -> str:
         return self._output.read_text()
@@ -145,3 +164,36 @@ def test_a_second_signal_kills_who_does_not_stop(tmp_path: Path) -> None:
         status = served.exit_status()
     assert status == 128 + signal.SIGINT
     assert time.monotonic() - started < 9.0  # the grace period is ten seconds
+
+
+def test_a_drained_worker_leaves_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    served = Served(tmp_path, worker=DRAINABLE)
+    try:
+        served.wait_for("Ctrl-C stops everything")
+        assert main(["drain", "router"]) == 2
+        assert "there is no router: colocated (--http-port" in capsys.readouterr().err
+        assert main(["drain", "worker.0", "--timeout-s", str(PATIENCE_S)]) == 0
+        assert "✓ worker.0 drained and left" in capsys.readouterr().out
+        served.wait_for("✓ worker.0 drained and left")
+        assert main(["drain", "worker.0"]) == 2
+        assert "has no workers left" in capsys.readouterr().err
+    finally:
+        served.process.send_signal(signal.SIGINT)
+        status = served.exit_status()
+    assert status == 0
+    assert served.output().count("drained and left") == 1 and "next try" not in served.output()
+    assert list((tmp_path / "state" / "sangam").glob("*")) == []
+
+
+def test_a_state_that_cannot_be_written_is_no_reason_to_stop(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("no folder")
+    served = Served(tmp_path)
+    try:
+        served.wait_for("Ctrl-C stops everything")
+        assert "cannot write" in served.output()
+    finally:
+        served.process.send_signal(signal.SIGINT)
+        assert served.exit_status() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from components.config import SECTIONS
 from graphs import local
-from graphs.__main__ import CONFIGS, main
+from graphs.__main__ import CONFIGS, GRAPHS, main
 from graphs.launch import Settings
 
 
@@ -40,9 +41,21 @@ def values(settings: Settings, section: str) -> Mapping[str, Any]:
     return settings.sections[section].model_dump()
 
 
-def test_the_shipped_configuration_is_the_default(served: list[Settings]) -> None:
-    assert main(["serve", "colocated"]) == 0
-    assert served[0].path == CONFIGS / "colocated.yaml"
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_the_shipped_configuration_is_the_default(graph: str, served: list[Settings]) -> None:
+    assert main(["serve", graph]) == 0
+    assert served[0].path == CONFIGS / f"{graph}.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    main(["serve", graph, "--http-port", str(port)])
+    local.check(served[1])
+
+
+def test_the_shipped_thresholds(served: list[Settings]) -> None:
+    for graph in ("hybrid", "disaggregated"):
+        main(["serve", graph])
+    hybrid, disaggregated = (values(settings, "router")["overflow_threshold"] for settings in served)
+    assert (hybrid, disaggregated) == (8192, math.inf)
 
 
 def test_a_flag_reaches_every_section_that_knows_it(served: list[Settings]) -> None:
@@ -57,12 +70,16 @@ def test_a_flag_reaches_every_section_that_knows_it(served: list[Settings]) -> N
 def test_the_file_is_read_and_flags_win(served: list[Settings], tmp_path: Path) -> None:
     file = tmp_path / "my.yaml"
     file.write_text("colocated_worker: {num_workers: 4, token_budget: 99}\n")
-    main(["serve", "colocated", "-f", str(file), "--num-workers", "5"])
+    main(["serve", "colocated", "-f", str(file), "--colocated", "5"])
     worker = values(served[0], "colocated_worker")
     assert (worker["num_workers"], worker["token_budget"]) == (5, 99)
 
 
-@pytest.mark.parametrize("argv", [[], ["serve"], ["serve", "nonsense"], ["serve", "colocated", "--workers", "x"]])
+@pytest.mark.parametrize(
+    "argv",
+    [[], ["serve"], ["serve", "nonsense"], ["serve", "colocated", "--workers", "x"],
+     ["serve", "hybrid", "--pre", "1"], ["drain"], ["drain", "a", "--graph", "nonsense"]],
+)  # fmt: skip
 def test_wrong_arguments_exit_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         main(argv)
@@ -78,6 +95,26 @@ def test_a_wrong_value_is_one_line_and_2(capsys: pytest.CaptureFixture[str]) -> 
 def test_no_model_is_one_line_and_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "colocated", "--model", str(tmp_path / "nowhere")]) == 2
     assert "no model in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "problem"),
+    [
+        ("--prefill-worker.page-size", "32", "page_size must be the same for all workers"),
+        ("--colocated-worker.dtype", "bfloat16", "dtype must be the same for all workers"),
+        ("--prefill-worker.model", "elsewhere", "model must be the same for every process"),
+    ],
+)
+def test_workers_that_could_not_hand_over_kv_are_refused(
+    flag: str, value: str, problem: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "hybrid", "--model", str(model), flag, value]) == 2
+    assert problem in capsys.readouterr().out
+
+
+def test_a_disaggregated_graph_that_would_overflow_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "disaggregated", "--model", str(model), "--overflow-threshold", "512"]) == 2
+    assert "with router.overflow_threshold 512 prefills would overflow" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("flag", ["--http-port", "--grpc-port"])
