@@ -124,7 +124,7 @@ def tell(worker: Worker) -> None:
     except httpx2.TransportError as error:
         raise DrainFailed(f"{worker} does not answer: {error}") from None
     if reply.status_code in (404, 405):
-        raise NotDrainable(f"what answers at {worker.status_url} is no worker: there is no {url}")
+        raise NotDrainable(f"what answers at {worker.status_url} is no worker: it knows no /engine/drain")
     if not reply.is_success:
         raise DrainFailed(f"{worker.name} refuses: HTTP {reply.status_code} {reply.text.strip()[:500]}")
 
