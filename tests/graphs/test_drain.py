@@ -146,7 +146,7 @@ def test_a_worker_that_dies_and_comes_back_has_not_left(
 ) -> None:
     def restart() -> None:
         worker.close()
-        later(0.3, lambda: worker.open(worker.port))
+        later(0.8, lambda: worker.open(worker.port))
 
     worker.on_drain = lambda: later(0.0, restart)
     assert main(["drain", "prefill_worker.0"]) == 1
