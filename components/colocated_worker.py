@@ -1,15 +1,75 @@
-"""The colocated worker: prefills and denoises blocks under the deficit token budget (paper section 4.1)."""
+"""The colocated worker: prefills and denoises blocks under the deficit token budget (paper section 4.1).
+
+It also denoises blocks that a prefill worker has prefilled, after reading their KV (section 4.2).
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from backend.core.sampling_params import InvalidRequestError
+from backend.core.scheduler import SchedulerConfig
+from backend.engine.async_engine import AsyncEngine
+from backend.engine.engine import Engine
+from backend.transfer.base import TransferError, TransferStats
 from components.config import ColocatedWorkerConfig, from_command_line
-from components.runtime import run
+from components.kv_sources import KVSources
+from components.protocol import BlockNews, HeldKV, read_dispatch
+from components.runtime import Context, Message, Runtime, Workers, run
 from components.worker import Worker
+
+
+class ColocatedWorker(Worker[ColocatedWorkerConfig]):
+    component = "colocated_worker"
+
+    def scheduler_config(self) -> SchedulerConfig:
+        return SchedulerConfig(self.config.token_budget, self.config.max_num_seqs)
+
+    def new_engine(self, engine: Engine, worker_id: int) -> AsyncEngine:
+        self._cache = engine.runner.cache
+        return AsyncEngine(engine)
+
+    async def serve_more(self, runtime: Runtime) -> list[asyncio.Future[Any]]:
+        prefill_workers = await Workers.of(runtime, "prefill_worker", "kv_source")
+        name = f"{self.component}-{self.worker_id}"
+        self._sources = KVSources(prefill_workers, self._cache, name, self.card.fingerprint)
+        return [asyncio.ensure_future(self._sources.watch())]
+
+    async def generate(self, message: Message, context: Context) -> AsyncIterator[Message]:
+        try:
+            request, held = read_dispatch(message)
+        except (InvalidRequestError, KeyError, TypeError, ValueError) as error:
+            yield BlockNews((), True, error=f"unreadable dispatch: {error!r}", is_refusal=True).to_wire()
+            return
+        pull = None
+        if held is not None:
+            try:
+                pull = await self._reader(held)
+            except TransferError as error:
+                self.metrics.ended("lost")
+                yield BlockNews((), True, error=f"KV transfer: {error}", is_retryable=True).to_wire()
+                return
+        stream = self.engine.submit(request, pull)
+        with self.open_block(stream, context):
+            async for news in self.news(stream):
+                yield news.to_wire()
+
+    async def _reader(self, held: HeldKV) -> Any:
+        timeout_s = self.config.kv_transfer_timeout_s
+        transfer, source = await self._sources.get(held.worker_id, timeout_s)
+
+        def pull(pages: Sequence[int]) -> Future[TransferStats]:
+            return transfer.pull(source, held.pages, pages, stamp=held.stamp, key=held.key, timeout_s=timeout_s)
+
+        return pull
 
 
 def main() -> None:
     config = from_command_line("colocated_worker", ColocatedWorkerConfig)
-    run(Worker(config, "colocated_worker").main, config)
+    run(ColocatedWorker(config).main, config)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 from backend.core.request import Request
 from backend.core.sampling_params import SamplingParams
+from backend.core.step import NO_TIME, PhaseSeconds
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
@@ -22,8 +23,38 @@ def unpack_tokens(data: bytes) -> list[int]:
     return ids.tolist()
 
 
-def block_dispatch(request: Request) -> dict[str, Any]:
-    """Router -> worker: run the current block of `request`. A worker knows it by its dispatch alone."""
+@dataclass(frozen=True)
+class HeldKV:
+    """Where the KV of a prefilled block lies and what its prefill committed; the router passes it on.
+
+    Attributes:
+        worker_id: the prefill worker, which knows it as `key`.
+        pages: its pages there; they hold this KV for as long as their stamp is `stamp`.
+        commits: (offset in block, token) pairs.
+    """
+
+    worker_id: int
+    key: str
+    pages: Sequence[int]
+    stamp: int
+    commits: Sequence[tuple[int, int]]
+
+    def to_wire(self) -> dict[str, Any]:
+        commits = pack_tokens([number for pair in self.commits for number in pair])
+        return {**asdict(self), "pages": pack_tokens(self.pages), "commits": commits}
+
+    @classmethod
+    def from_wire(cls, message: dict[str, Any]) -> HeldKV:
+        numbers = unpack_tokens(message["commits"])
+        commits = list(zip(numbers[::2], numbers[1::2], strict=True))
+        return cls(**{**message, "pages": unpack_tokens(message["pages"]), "commits": commits})
+
+
+def block_dispatch(request: Request, held: HeldKV | None = None) -> dict[str, Any]:
+    """Router -> worker: run the current block of `request`. A worker knows it by its dispatch alone.
+
+    With `held` it has been prefilled already: read its KV and denoise it.
+    """
     return {
         "request_id": f"{request.request_id}/{request.block.index}.{request.block.attempt}",
         "attempt": request.block.attempt,
@@ -32,11 +63,12 @@ def block_dispatch(request: Request) -> dict[str, Any]:
         "finished_blocks": pack_tokens(request.response),
         "known": pack_tokens(request.block.known),
         "params": asdict(request.params),
+        "held": held.to_wire() if held else None,
     }
 
 
-def read_dispatch(message: dict[str, Any]) -> Request:
-    """The request that `block_dispatch` described.
+def read_dispatch(message: dict[str, Any]) -> tuple[Request, HeldKV | None]:
+    """The request that `block_dispatch` described, and where its KV lies if it has been prefilled.
 
     Raises:
         InvalidRequestError: parameters out of range.
@@ -44,7 +76,8 @@ def read_dispatch(message: dict[str, Any]) -> Request:
     """
     params = dict(message["params"])
     params["stop_token_ids"] = tuple(params["stop_token_ids"])
-    return Request(
+    held = HeldKV.from_wire(message["held"]) if message["held"] else None
+    request = Request(
         message["request_id"],
         unpack_tokens(message["prompt"]),
         SamplingParams(**params),
@@ -52,34 +85,46 @@ def read_dispatch(message: dict[str, Any]) -> Request:
         finished_blocks=unpack_tokens(message["finished_blocks"]),
         known=unpack_tokens(message["known"]),
         attempt=message["attempt"],
+        prefilled=held.commits if held else None,
     )
+    return request, held
 
 
 @dataclass(frozen=True)
 class BlockNews:
     """Worker -> router: one message of a block's stream.
 
+    The first says that the block is prefilled, or that its KV has been read. A prefill worker says
+    `held` when a colocated worker has to go on with the block, and `is_done` when its pages are free.
+
     Attributes:
         tokens: what the frontier moved over since the last message.
         is_done: the last message of the block.
-        error: why the request failed; with `is_refusal` the request itself is at fault.
-        seconds: at the end, per phase: queue, prefill, denoising.
+        error: why the block failed; with `is_refusal` the request itself is at fault, with
+            `is_retryable` another attempt may succeed.
+        seconds: with `held` and at the end, per phase (`PHASES`).
         num_steps: forwards so far.
     """
 
     tokens: Sequence[int]
     is_done: bool = False
+    held: HeldKV | None = None
     error: str = ""
     is_refusal: bool = False
-    seconds: Sequence[float] = (0.0, 0.0, 0.0)
+    is_retryable: bool = False
+    seconds: PhaseSeconds = NO_TIME
     num_steps: int = 0
 
     def to_wire(self) -> dict[str, Any]:
-        return {**asdict(self), "tokens": pack_tokens(self.tokens), "seconds": list(self.seconds)}
+        message = {field.name: getattr(self, field.name) for field in fields(self)}
+        held = self.held.to_wire() if self.held else None
+        return {**message, "tokens": pack_tokens(self.tokens), "held": held, "seconds": list(self.seconds)}
 
     @classmethod
     def from_wire(cls, message: dict[str, Any]) -> BlockNews:
-        return cls(**{**message, "tokens": unpack_tokens(message["tokens"])})
+        held = HeldKV.from_wire(message["held"]) if message["held"] else None
+        seconds = tuple(message["seconds"])
+        return cls(**{**message, "tokens": unpack_tokens(message["tokens"]), "held": held, "seconds": seconds})
 
 
 @dataclass(frozen=True)
@@ -103,17 +148,25 @@ class LoadReport:
     """Worker -> every router, over NATS, several times a second.
 
     Attributes:
-        capacity_tokens: size of the KV pool: the longest sequence that can ever fit.
+        component: what kind of worker it is.
+        is_draining: it finishes what it has and takes no more.
     """
 
     worker_id: int
+    component: str
     model: ModelCard
-    capacity_tokens: int
-    free_pages: int
+    is_draining: bool
+    page_size: int
     num_pages: int
+    free_pages: int
     num_waiting: int
     num_denoising: int
     waiting_tokens: int
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Size of the KV pool: the longest sequence that can ever fit."""
+        return self.num_pages * self.page_size
 
     @classmethod
     def from_wire(cls, message: dict[str, Any]) -> LoadReport:

@@ -15,17 +15,17 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
 from backend.core.request import Request, RequestStatus
+from backend.core.routing import ConditionalPolicy, HybridPolicy, Policy
 from backend.core.sampling_params import InvalidRequestError
 from components.config import RouterConfig, from_command_line
-from components.dispatcher import Dispatcher, RequestFailedError
+from components.dispatcher import Dispatcher, RequestFailedError, Trip
 from components.load_bus import LoadBus
 from components.protocol import ModelCard
 from components.request_parser import Limits, build_request, dllm_options, parse_options, parse_tokens_request
 from components.runtime import Context, Message, ModelRegistration, Runtime, Workers, refuse, run
 from components.tensor_api import model_config, parse_tensor_request, tensor_response
+from components.router_metrics import Account, RouterMetrics
 from components.text import TextProcessor, TextStream
 
 log = logging.getLogger(__name__)
@@ -41,47 +41,6 @@ class Piece:
     tokens: list[int]
     text: str
     finish_reason: str = ""
-
-
-@dataclass
-class _Account:
-    """How a request fared, for the metrics; without an outcome it did not reach its end."""
-
-    outcome: str = "aborted"
-    num_tokens: int = 0
-
-
-class RouterMetrics:
-    """Prometheus metrics of one router."""
-
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = Counter("sangam_router_requests", "Requests by outcome", ["outcome"], registry=self.registry)
-        self.tokens = Counter("sangam_router_tokens", "Tokens returned to clients", registry=self.registry)
-        self.blocks = Counter("sangam_router_blocks", "Blocks completed", registry=self.registry)
-        self.seconds = Histogram("sangam_router_request_seconds", "End-to-end latency", registry=self.registry)
-        self.in_flight = Gauge("sangam_router_tokens_in_flight", "Prompt + canvas in flight", registry=self.registry)
-        for name, about, value in (
-            ("workers", "Workers that may get a block", lambda: len(dispatcher.candidates)),
-            ("queued_blocks", "Blocks waiting for a worker", lambda: dispatcher.num_queued),
-            ("retries", "Blocks placed again after a worker was lost", lambda: dispatcher.num_retries),
-        ):
-            Gauge(f"sangam_router_{name}", about, registry=self.registry).set_function(value)
-        self._outstanding = Gauge(
-            "sangam_router_outstanding_prefill_tokens", "o_w: assigned, not yet run", ["worker"], registry=self.registry
-        )
-        self._dispatcher = dispatcher
-
-    def request_done(self, outcome: str, num_tokens: int, seconds: float) -> None:
-        self.requests.labels(outcome).inc()
-        self.tokens.inc(num_tokens)
-        self.seconds.observe(seconds)
-
-    def refresh(self, tokens_in_flight: int) -> None:
-        self.in_flight.set(tokens_in_flight)
-        self._outstanding.clear()
-        for worker_id, tokens in self._dispatcher.ledger.outstanding_prefill_tokens.items():
-            self._outstanding.labels(str(worker_id)).set(tokens)
 
 
 class Router:
@@ -104,15 +63,17 @@ class Router:
             return 1
         bus = await LoadBus.connect(os.environ["NATS_SERVER"], config.namespace)
         runtime = Runtime(config)
+        calls = {name: await Workers.of(runtime, name) for name in ("prefill_worker", "colocated_worker")}
         self.dispatcher = Dispatcher(
-            await Workers.of(runtime, "colocated_worker"),
+            _policy(config),
+            calls,
             bus,
             max_attempts=config.max_attempts,
             worker_timeout_s=config.worker_timeout_s,
             placement_timeout_s=config.placement_timeout_s,
         )
-        self.metrics = RouterMetrics(self.dispatcher)
-        await bus.listen(self.dispatcher.receive)
+        self.metrics = RouterMetrics(self.dispatcher, config.overflow_threshold)
+        await bus.listen(self.dispatcher.fleet.receive)
         tokens = runtime.endpoint("router", "generate")
         tensors = runtime.endpoint("router", "generate_tensor")
         self.registration = ModelRegistration(tokens, tensors)
@@ -142,7 +103,7 @@ class Router:
         while True:
             self.dispatcher.watch()
             self.metrics.refresh(self._tokens_in_flight)
-            card = self.dispatcher.model if self.dispatcher.candidates else None
+            card = self.dispatcher.fleet.model if self.dispatcher.capacity_tokens else None
             if card != shown:
                 if shown is not None:
                     await self.registration.hide()
@@ -178,7 +139,7 @@ class Router:
         return f"{context.id()}#{next(self._num_requests)}"
 
     def _card(self) -> ModelCard:
-        card = self.dispatcher.model
+        card = self.dispatcher.fleet.model
         if card is None:
             refuse(503, f"no worker serves {self.config.model_name} at the moment; try again")
         return card
@@ -238,7 +199,7 @@ class Router:
             text = TextStream(self.text.tokenizer, stop)
             sent = 0
             while True:
-                async with aclosing(self._run_block(request, context)) as progress:
+                async with aclosing(self._run_block(request, context, account.trip)) as progress:
                     async for _ in progress:
                         tokens, status = request.answer(sent)
                         kept, piece = text.push(tokens)
@@ -261,9 +222,9 @@ class Router:
                 self.metrics.blocks.inc()
                 request.next_block()
 
-    async def _run_block(self, request: Request, context: Context) -> AsyncGenerator[None]:
+    async def _run_block(self, request: Request, context: Context, trip: Trip) -> AsyncGenerator[None]:
         try:
-            async with aclosing(self.dispatcher.run_block(request, context)) as progress:
+            async with aclosing(self.dispatcher.run_block(request, context, trip)) as progress:
                 async for _ in progress:
                     yield
         except InvalidRequestError as error:
@@ -273,7 +234,7 @@ class Router:
             refuse(500, str(error))
 
     @contextmanager
-    def _admitted(self, request: Request) -> Iterator[_Account]:
+    def _admitted(self, request: Request) -> Iterator[Account]:
         """Holds the request's share of the router's bounded queue; refuses it if there is no room."""
         size = request.sequence_length
         if size > self.dispatcher.capacity_tokens > 0:
@@ -290,7 +251,7 @@ class Router:
             self._report_load()
             refuse(429, f"overloaded: {self._tokens_in_flight} of {limit} tokens in flight; try again later")
         self._tokens_in_flight += size
-        account = _Account()
+        account = Account()
         started = time.monotonic()
         try:
             yield account
@@ -300,7 +261,13 @@ class Router:
             raise
         finally:
             self._tokens_in_flight -= size
-            self.metrics.request_done(account.outcome, account.num_tokens, time.monotonic() - started)
+            self.metrics.request_done(account, time.monotonic() - started)
+
+
+def _policy(config: RouterConfig) -> Policy:
+    if config.routing == "conditional":
+        return ConditionalPolicy(config.max_local_prefill_length, config.max_prefill_queue_size)
+    return HybridPolicy(config.overflow_threshold)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, cast
@@ -126,8 +126,16 @@ class Runtime:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.shutdown)
 
+        self.was_told_to_stop = False
+
     def shutdown(self) -> None:
+        """Deregisters this process and lets open streams end; `serve` then returns."""
+        self.was_told_to_stop = True
         self._runtime.shutdown()
+
+    def on_post(self, route: str, handler: Callable[[Message], Awaitable[Message]]) -> None:
+        """Serves POST /engine/ROUTE on the process's status port: JSON object in, JSON object out."""
+        self._runtime.register_engine_route(route, handler)
 
     def endpoint(self, component: str, name: str) -> Endpoint:
         return self._runtime.endpoint(f"{self._namespace}.{component}.{name}")
@@ -157,18 +165,35 @@ class Runtime:
 
 
 class Workers:
-    """The instances of a worker endpoint, as discovery lists them, and calls to one of them."""
+    """The instances of a worker endpoint, as discovery lists them, and calls to one of them.
+
+    Every stream ends with a message whose `is_done` is true.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._draining: set[asyncio.Task[None]] = set()
 
     @classmethod
-    async def of(cls, runtime: Runtime, component: str) -> Workers:
-        return cls(await runtime.endpoint(component, "generate").client())
+    async def of(cls, runtime: Runtime, component: str, endpoint: str = "generate") -> Workers:
+        return cls(await runtime.endpoint(component, endpoint).client())
 
     def ids(self) -> list[int]:
         return list(self._client.instance_ids())
+
+    async def ask(self, worker_id: int, message: Message) -> Message:
+        """The one answer to a call that belongs to no request.
+
+        Raises:
+            WorkerLostError: there was none.
+        """
+        try:
+            async for item in await self._client.direct(message, worker_id):
+                if not item.is_error():
+                    return cast(Message, item.data())
+        except Exception as error:  # Dynamo raises plain Exception, too
+            raise WorkerLostError(str(error)) from None
+        raise WorkerLostError("no answer")
 
     async def call(
         self, worker_id: int, message: Message, context: Context, lost: asyncio.Event

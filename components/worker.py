@@ -1,4 +1,4 @@
-"""What every kind of worker does: serve blocks, publish its load, show its metrics."""
+"""What every kind of worker does: serve blocks, publish its load, show its metrics, drain."""
 
 from __future__ import annotations
 
@@ -7,23 +7,29 @@ import hashlib
 import logging
 import os
 from collections.abc import AsyncIterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
+from backend.core.prefill_scheduler import PrefillSchedulerConfig
 from backend.core.sampling_params import InvalidRequestError
-from backend.engine.async_engine import AsyncEngine, BlockUpdate, EngineDeadError
+from backend.core.scheduler import SchedulerConfig
+from backend.engine.async_engine import AsyncEngine, BlockStream, BlockUpdate, EngineDeadError
 from backend.engine.engine import Engine, EngineConfig
 from backend.models.config import CheckpointError, ModelConfig
-from components.config import ColocatedWorkerConfig
+from components.config import WorkerConfig
 from components.load_bus import LoadBus
-from components.protocol import BlockNews, LoadReport, ModelCard, read_dispatch
+from components.protocol import BlockNews, HeldKV, LoadReport, ModelCard
 from components.runtime import Context, Message, Runtime
+from components.worker_metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 
-_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+_DRAIN_POLL_S = 0.1
+# A router hears of the drain with the next report; what it has sent until then still arrives.
+_DRAIN_REPORTS = 3
+
+ConfigT = TypeVar("ConfigT", bound=WorkerConfig)
 
 
 def model_card(directory: Path, config: ModelConfig, dtype: str) -> ModelCard:
@@ -37,82 +43,56 @@ def model_card(directory: Path, config: ModelConfig, dtype: str) -> ModelCard:
     )
 
 
-class WorkerMetrics:
-    """Prometheus metrics of one worker, read from the engine's snapshots."""
-
-    def __init__(self, engine: AsyncEngine) -> None:
-        self.registry = CollectorRegistry()
-        for name, about in (
-            ("num_waiting", "Blocks waiting for their prefill"),
-            ("num_denoising", "Blocks being denoised"),
-            ("waiting_tokens", "Prefill tokens waiting"),
-            ("free_pages", "Free KV pages"),
-            ("num_pages", "KV pages in all"),
-            ("deficit", "Token budget carried forward, in tokens (Algorithm 1)"),
-        ):
-            gauge = Gauge(f"sangam_worker_{name}", about, registry=self.registry)
-            gauge.set_function(lambda name=name: getattr(engine.load, name))  # type: ignore[misc]
-        self._totals = {
-            name: (Counter(f"sangam_worker_{name}", about, registry=self.registry), [0])
-            for name, about in (
-                ("num_steps", "Steps run"),
-                ("num_prefill_tokens", "Tokens prefilled"),
-                ("num_denoising_tokens", "Tokens in denoising steps"),
-            )
-        }
-        self._engine = engine
-        self.blocks = Counter("sangam_worker_blocks", "Blocks by outcome", ["outcome"], registry=self.registry)
-        self._phases = Histogram(
-            "sangam_worker_phase_seconds", "Time of a block per phase", ["phase"],
-            buckets=_SECONDS, registry=self.registry,
-        )  # fmt: skip
-        self._steps = Histogram(
-            "sangam_worker_block_steps", "Forwards per block", buckets=(1, 2, 4, 8, 16, 32, 64), registry=self.registry
-        )
-
-    def refresh(self) -> None:
-        """Brings the totals up to the engine's; the step loop itself does no metrics work."""
-        load = self._engine.load
-        for name, (counter, seen) in self._totals.items():
-            now = getattr(load, name)
-            counter.inc(now - seen[0])
-            seen[0] = now
-
-    def block_done(self, update: BlockUpdate) -> None:
-        self.blocks.labels("failed" if update.error else "done").inc()
-        self._steps.observe(update.num_steps)
-        for phase, seconds in zip(("queue", "prefill", "denoising"), update.seconds, strict=True):
-            self._phases.labels(phase).observe(seconds)
-
-
-class Worker:
+class Worker(Generic[ConfigT]):
     """Serves `<component>.generate`: one call is one block of one request."""
 
-    def __init__(self, config: ColocatedWorkerConfig, component: str) -> None:
+    component: str
+
+    def __init__(self, config: ConfigT) -> None:
         self.config = config
-        self.component = component
+        self._is_draining = False
+        self._num_open = 0
+
+    def scheduler_config(self) -> SchedulerConfig | PrefillSchedulerConfig:
+        """What makes the engine a colocated worker's or a prefill worker's."""
+        raise NotImplementedError
+
+    def new_engine(self, engine: Engine, worker_id: int) -> AsyncEngine:
+        return AsyncEngine(engine)
+
+    async def serve_more(self, runtime: Runtime) -> list[asyncio.Future[Any]]:
+        """What a kind of worker runs beside its main endpoint, for as long as it lives."""
+        return []
+
+    async def generate(self, message: Message, context: Context) -> AsyncIterator[Message]:
+        """One block: `block_dispatch` in, `BlockNews` out."""
+        raise NotImplementedError
+        yield {}
 
     async def main(self) -> int:
-        """Runs until it is told to stop; the exit status."""
+        """Runs until it is told to stop or has drained (0), or cannot go on (1)."""
         config = self.config
         try:
-            engine = await asyncio.to_thread(Engine.from_config, _engine_config(config))
+            engine = await asyncio.to_thread(Engine.from_config, self._engine_config())
         except (CheckpointError, RuntimeError, AssertionError) as error:  # torch without CUDA asserts
             log.error("cannot serve %s: %s", config.model, error)
             return 1
+        self.card = model_card(config.model, engine.runner.model.config, config.dtype)
         bus = await LoadBus.connect(os.environ["NATS_SERVER"], config.namespace)
-        runtime = Runtime(config)
-        self.engine = AsyncEngine(engine)
+        self.runtime = runtime = Runtime(config)
+        endpoint = runtime.endpoint(self.component, "generate")
+        self.worker_id = endpoint.connection_id()
+        self.engine = self.new_engine(engine, self.worker_id)
         self.engine.start()
         self.metrics = WorkerMetrics(self.engine)
-        self._card = model_card(config.model, engine.runner.model.config, config.dtype)
-        endpoint = runtime.endpoint(self.component, "generate")
+        runtime.on_post("drain", self._drain)
+        more = await self.serve_more(runtime)
         serving = runtime.serve(endpoint, self.generate, self.metrics.registry)
-        reporting = asyncio.ensure_future(self._report(bus, endpoint.connection_id()))
-        log.info("serving %s as %s %d", config.model_name, self.component, endpoint.connection_id())
+        reporting = asyncio.ensure_future(self._report(bus))
+        log.info("serving %s as %s %d", config.model_name, self.component, self.worker_id)
         assert self.engine.died is not None
         forgotten = asyncio.ensure_future(runtime.forgotten(endpoint))
-        tasks: set[asyncio.Future[Any]] = {serving, self.engine.died, reporting, forgotten}
+        tasks: set[asyncio.Future[Any]] = {serving, self.engine.died, reporting, forgotten, *more}
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if self.engine.died.done():
             log.error("the step loop failed: %s", self.engine.died.result())
@@ -120,77 +100,117 @@ class Worker:
         if forgotten.done():
             log.error("hung for so long that discovery forgot this process: it has to be started again")
             return 1
+        if not runtime.was_told_to_stop:
+            failed = next((task for task in (reporting, *more) if task.done()), None)
+            log.error("cannot go on: %r", failed.exception() if failed else "Dynamo's runtime has shut down")
+            return 1
         forgotten.cancel()
+        await serving
         reporting.cancel()
         await bus.close()
-        if not serving.done():
-            log.error("load reports failed: %r", reporting.exception())
-            return 1
-        await serving
         await self.engine.stop()
         return 0
 
-    async def generate(self, message: Message, context: Context) -> AsyncIterator[Message]:
-        """One block: `block_dispatch` in, `BlockNews` out."""
+    @contextmanager
+    def open_block(self, stream: BlockStream, context: Context) -> Any:
+        """Frees what the block holds as soon as its caller is gone.
+
+        A handler that nobody reads any more stays suspended at its yield, so this does not depend on it.
+        """
+        watch = asyncio.ensure_future(_abort_when(context.async_killed_or_stopped(), stream))
+        self._num_open += 1
         try:
-            request = read_dispatch(message)
-        except (InvalidRequestError, KeyError, TypeError) as error:
-            yield BlockNews((), True, f"unreadable dispatch: {error!r}", is_refusal=True).to_wire()
-            return
-        stream = self.engine.submit(request)
-        # A handler that nobody reads any more stays suspended at its yield, so this must not depend on it.
-        stopped = context.async_killed_or_stopped()
-        watch = asyncio.ensure_future(_abort_when(stopped, stream.abort))
+            yield
+        finally:
+            self._num_open -= 1
+            watch.cancel()
+
+    async def news(self, stream: BlockStream) -> AsyncIterator[BlockNews]:
+        """What the engine says of a block, as the router is told it."""
+        request = stream.request
         try:
             async for update in stream:
-                if update.is_done:
-                    self.metrics.block_done(update)
+                self._count(update)
+                held = None
+                if update.held is not None:
+                    kv = update.held
+                    held = HeldKV(self.worker_id, request.request_id, kv.pages, kv.stamp, kv.commits)
                 yield BlockNews(
-                    update.tokens, update.is_done, update.error or "", False, update.seconds, update.num_steps
-                ).to_wire()
+                    update.tokens,
+                    update.is_done,
+                    held,
+                    update.error or "",
+                    is_retryable=update.is_retryable,
+                    seconds=update.seconds,
+                    num_steps=update.num_steps,
+                )
         except InvalidRequestError as error:
-            self.metrics.blocks.labels("refused").inc()
-            yield BlockNews((), True, str(error), is_refusal=True).to_wire()
+            self.metrics.ended("refused")
+            yield BlockNews((), True, error=str(error), is_refusal=True)
         except EngineDeadError as error:
             # The process ends; the router hears the stream break and places the block elsewhere.
             log.error("%s: %s", request.request_id, error)
             await asyncio.Event().wait()
-        finally:
-            watch.cancel()
 
-    async def _report(self, bus: LoadBus, worker_id: int) -> None:
+    def _count(self, update: BlockUpdate) -> None:
+        if update.held is not None or (update.is_done and any(update.seconds)):
+            self.metrics.observe(update)
+        if update.is_done:
+            lost = "lost" if update.is_retryable else "failed"
+            self.metrics.ended(lost if update.error else "done")
+
+    async def _drain(self, body: Message) -> Message:
+        """Takes no more, finishes what it has, leaves."""
+        if not self._is_draining:
+            self._is_draining = True
+            log.info("draining")
+            asyncio.ensure_future(self._leave_when_idle()).add_done_callback(_log_failure)
+        return {"status": "draining", "num_open": self._num_open}
+
+    async def _leave_when_idle(self) -> None:
+        await asyncio.sleep(_DRAIN_REPORTS * self.config.load_report_interval_s)
+        while self._num_open:
+            await asyncio.sleep(_DRAIN_POLL_S)
+        log.info("drained")
+        self.runtime.shutdown()
+
+    async def _report(self, bus: LoadBus) -> None:
         while True:
             self.metrics.refresh()
             load = self.engine.load
-            await bus.publish(
-                LoadReport(
-                    worker_id,
-                    self._card,
-                    load.num_pages * load.page_size,
-                    load.free_pages,
-                    load.num_pages,
-                    load.num_waiting,
-                    load.num_denoising,
-                    load.waiting_tokens,
-                )
+            report = LoadReport(
+                self.worker_id,
+                self.component,
+                self.card,
+                self._is_draining,
+                load.page_size,
+                load.num_pages,
+                load.free_pages,
+                load.num_waiting,
+                load.num_denoising,
+                load.waiting_tokens,
             )
+            await bus.publish(report)
             await asyncio.sleep(self.config.load_report_interval_s)
 
+    def _engine_config(self) -> EngineConfig:
+        config = self.config
+        return EngineConfig(
+            config.model,
+            self.scheduler_config(),
+            config.page_size,
+            config.kv_cache_tokens,
+            config.dtype,
+            config.device,
+            config.num_threads,
+        )
 
-async def _abort_when(stopped: asyncio.Future[bool], abort: object) -> None:
+
+async def _abort_when(stopped: asyncio.Future[bool], stream: BlockStream) -> None:
     await stopped
-    assert callable(abort)
-    abort()
+    stream.abort()
 
 
-def _engine_config(config: ColocatedWorkerConfig) -> EngineConfig:
-    return EngineConfig(
-        config.model,
-        config.token_budget,
-        config.max_num_seqs,
-        config.page_size,
-        config.kv_cache_tokens,
-        config.dtype,
-        config.device,
-        config.num_threads,
-    )
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception():
+        log.error("draining failed: %r", task.exception())

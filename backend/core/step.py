@@ -7,6 +7,12 @@ from dataclasses import dataclass, field
 
 from backend.core.request import Request
 
+PHASES = ("prefill_queue", "prefill", "decode_queue", "transfer", "decode")
+"""What a block's time is spent on, in order; transfer and what leads to it only if it is prefilled elsewhere."""
+
+PhaseSeconds = tuple[float, float, float, float, float]
+NO_TIME: PhaseSeconds = (0.0, 0.0, 0.0, 0.0, 0.0)
+
 
 @dataclass(frozen=True)
 class StepPlan:

@@ -6,11 +6,34 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
-from backend.core.request import Request
+from backend.core.prefill_scheduler import PrefillScheduler
+from backend.core.request import Request, RequestStatus
+from backend.core.scheduler import Scheduler
+from backend.core.step import NO_TIME, PhaseSeconds
 from backend.engine.engine import Engine, StepOutput
+from backend.transfer.base import KVTransfer, TransferStats
+
+Pull = Callable[[Sequence[int]], "Future[TransferStats]"]
+"""Starts reading a block's KV into these pages of ours."""
+
+
+@dataclass(frozen=True)
+class HeldBlock:
+    """A block that a prefill worker has prefilled and whose KV it keeps until somebody has read it.
+
+    Attributes:
+        pages: of this worker, in the sequence's order.
+        stamp: what the pages' stamp is for as long as they hold this KV (see `KVTransfer.stamp`).
+        commits: (offset in block, token) of everything that is committed.
+    """
+
+    pages: tuple[int, ...]
+    stamp: int
+    commits: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -19,27 +42,37 @@ class BlockUpdate:
 
     Attributes:
         tokens: what the frontier moved over since the last update.
-        is_prefilled: its prefill's forward has run.
         is_done: the engine is done with this block; no update follows.
-        error: why the request failed, if it did.
-        seconds: at the end, time spent per phase: queue, prefill, denoising.
+        held: its KV is ready to be read; the update after this one says that it is gone.
+        error: why the block failed, if it did.
+        is_retryable: another attempt may succeed: nothing is wrong with the request.
+        seconds: time spent per phase (`PHASES`), told with `held` and at the end.
         num_steps: forwards this block took part in so far.
     """
 
     tokens: tuple[int, ...]
-    is_prefilled: bool
     is_done: bool
+    held: HeldBlock | None = None
     error: str | None = None
-    seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    is_retryable: bool = False
+    seconds: PhaseSeconds = NO_TIME
     num_steps: int = 0
 
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """A snapshot of the worker: what it publishes and shows as metrics."""
+    """A snapshot of the worker: what it publishes and shows as metrics.
+
+    Attributes:
+        num_held: prefilled blocks whose KV waits to be read by others.
+        num_transferring: blocks whose KV this worker reads, or will when it has the pages.
+        num_transfer_bytes, transfer_seconds: of all KV read so far.
+    """
 
     num_waiting: int
     num_denoising: int
+    num_transferring: int
+    num_held: int
     waiting_tokens: int
     free_pages: int
     num_pages: int
@@ -48,6 +81,10 @@ class EngineLoad:
     num_steps: int
     num_prefill_tokens: int
     num_denoising_tokens: int
+    num_transfers: int
+    num_failed_transfers: int
+    num_transfer_bytes: int
+    transfer_seconds: float
 
 
 class EngineDeadError(RuntimeError):
@@ -57,17 +94,21 @@ class EngineDeadError(RuntimeError):
 class BlockStream:
     """One block's updates, to be read by one task of the event loop; see `AsyncEngine.submit`."""
 
-    def __init__(self, request: Request, abort: Callable[[BlockStream], None]) -> None:
+    def __init__(self, request: Request, pull: Pull | None, abort: Callable[[BlockStream, str], None]) -> None:
         self.request = request
+        self.pull = pull
         self._abort = abort
         self._updates: asyncio.Queue[BlockUpdate | Exception] = asyncio.Queue()
-        self.sent = 0
+        self.sent = request.block.frontier
         self.added_at = time.monotonic()
-        self.started_at = self.prefilled_at = 0.0
+        self.started_at = 0.0
+        """When its prefill or its transfer began."""
+        self.ready_at = 0.0
+        """When its KV was there."""
 
-    def abort(self) -> None:
+    def abort(self, reason: str = "aborted") -> None:
         """Frees what the block holds within a step; the stream then ends with an error. Idempotent."""
-        self._abort(self)
+        self._abort(self, reason)
 
     def put(self, item: BlockUpdate | Exception) -> None:
         self._updates.put_nowait(item)
@@ -93,15 +134,23 @@ class BlockStream:
 
 
 class AsyncEngine:
-    """`submit()` from one event loop; the step loop runs beside it."""
+    """`submit()` from one event loop; the step loop runs beside it.
 
-    def __init__(self, engine: Engine) -> None:
+    Args:
+        transfer: through which others read the KV that a prefill worker keeps. What it hears of
+            blocks that have been read is to be passed to `pulled`.
+    """
+
+    def __init__(self, engine: Engine, transfer: KVTransfer | None = None) -> None:
         self._engine = engine
+        self._transfer = transfer
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, BlockStream] = {}
         self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
         self._num_steps = self._num_prefill_tokens = self._num_denoising_tokens = 0
+        self._num_transfers = self._num_failed_transfers = self._num_transfer_bytes = 0
+        self._transfer_seconds = 0.0
         self.died: asyncio.Future[str] | None = None
         """Resolves with the reason when the step loop fails."""
 
@@ -116,30 +165,50 @@ class AsyncEngine:
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    def submit(self, request: Request) -> BlockStream:
-        """Prefills and denoises the request's current block."""
-        stream = BlockStream(request, lambda stream: self._inbox.put(lambda: self._drop(stream)))
+    def submit(self, request: Request, pull: Pull | None = None) -> BlockStream:
+        """Prefills and denoises the request's current block; a prefill worker prefills it and keeps its KV.
+
+        Args:
+            pull: reads the KV of a block that was prefilled elsewhere (WAITING_FOR_KV).
+        """
+        stream = BlockStream(request, pull, lambda stream, reason: self._inbox.put(lambda: self._drop(stream, reason)))
         if self.died is not None and self.died.done():
             stream.put(EngineDeadError(self.died.result()))
         else:
             self._inbox.put(lambda: self._add(stream))
         return stream
 
+    def pulled(self, request_id: str) -> None:
+        """Somebody has read the KV of this block: its pages are free within a step. From any thread."""
+        self._inbox.put(lambda: self._release(request_id))
+
     @property
     def load(self) -> EngineLoad:
         """Read without a lock: numbers of one moment, give or take a step."""
         scheduler = self._engine.scheduler
+        num_denoising = num_transferring = num_held = deficit = 0
+        if isinstance(scheduler, Scheduler):
+            num_denoising, num_transferring = scheduler.num_denoising, scheduler.num_transferring
+            deficit = scheduler.budget.deficit
+        elif isinstance(scheduler, PrefillScheduler):
+            num_held = scheduler.num_held
         return EngineLoad(
-            scheduler.num_waiting,
-            scheduler.num_denoising,
-            scheduler.waiting_tokens,
-            scheduler.pool.num_free,
-            scheduler.pool.num_pages,
-            scheduler.pool.page_size,
-            scheduler.budget.deficit,
-            self._num_steps,
-            self._num_prefill_tokens,
-            self._num_denoising_tokens,
+            num_waiting=scheduler.num_waiting,
+            num_denoising=num_denoising,
+            num_transferring=num_transferring,
+            num_held=num_held,
+            waiting_tokens=scheduler.waiting_tokens,
+            free_pages=scheduler.pool.num_free,
+            num_pages=scheduler.pool.num_pages,
+            page_size=scheduler.pool.page_size,
+            deficit=deficit,
+            num_steps=self._num_steps,
+            num_prefill_tokens=self._num_prefill_tokens,
+            num_denoising_tokens=self._num_denoising_tokens,
+            num_transfers=self._num_transfers,
+            num_failed_transfers=self._num_failed_transfers,
+            num_transfer_bytes=self._num_transfer_bytes,
+            transfer_seconds=self._transfer_seconds,
         )
 
     # What follows runs in the step loop's thread.
@@ -147,25 +216,29 @@ class AsyncEngine:
     def _run(self) -> None:
         assert self._loop is not None
         try:
-            while self._drain_inbox():
+            is_idle = True
+            while self._drain_inbox(is_idle):
+                self._start_transfers()
                 started = time.monotonic()
                 output = self._engine.step()
+                is_idle = output is None
                 if output is not None:
                     self._publish(output, started)
         except BaseException as error:
             self._loop.call_soon_threadsafe(self._fail, f"{type(error).__name__}: {error}")
             raise
 
-    def _drain_inbox(self) -> bool:
-        """Carries out what was asked; waits for work if there is none. False: stop."""
+    def _drain_inbox(self, wait: bool) -> bool:
+        """Carries out what was asked; waits for something if there is nothing to run. False: stop."""
         while True:
             try:
-                command = self._inbox.get(block=not self._engine.scheduler.has_work)
+                command = self._inbox.get(block=wait)
             except queue.Empty:
                 return True
             if command is None:
                 return False
             command()
+            wait = False
 
     def _add(self, stream: BlockStream) -> None:
         assert self._loop is not None
@@ -176,12 +249,60 @@ class AsyncEngine:
             del self._streams[stream.request.request_id]
             self._loop.call_soon_threadsafe(stream.put, error)
 
-    def _drop(self, stream: BlockStream) -> None:
-        assert self._loop is not None
-        if self._streams.get(stream.request.request_id) is stream:
-            del self._streams[stream.request.request_id]
-            self._engine.scheduler.abort(stream.request.request_id)
-            self._loop.call_soon_threadsafe(stream.put, BlockUpdate((), False, True, "aborted"))
+    def _drop(self, stream: BlockStream, reason: str) -> None:
+        request = stream.request
+        if self._streams.get(request.request_id) is stream:
+            del self._streams[request.request_id]
+            self._withdraw(request)
+            self._engine.scheduler.abort(request.request_id)
+            self._deliver((stream, BlockUpdate((), True, error=reason, is_retryable=True)))
+
+    def _release(self, request_id: str) -> None:
+        scheduler = self._engine.scheduler
+        stream = self._streams.get(request_id)
+        if stream is not None and isinstance(scheduler, PrefillScheduler):
+            self._withdraw(stream.request)
+            if scheduler.release(request_id) is not None:
+                del self._streams[request_id]
+                self._deliver((stream, BlockUpdate((), True, num_steps=stream.request.block.step)))
+
+    def _withdraw(self, request: Request) -> None:
+        """Before pages that others may be reading are freed, these must be able to find out."""
+        if self._transfer is not None and request.status is RequestStatus.WAITING_FOR_KV:
+            self._transfer.invalidate(request.pages)
+            self._transfer.forget(request.request_id)
+
+    def _start_transfers(self) -> None:
+        scheduler = self._engine.scheduler
+        if not isinstance(scheduler, Scheduler):
+            return
+        for request in scheduler.start_transfers():
+            stream = self._streams[request.request_id]
+            stream.started_at = time.monotonic()
+            assert stream.pull is not None, "a block that waits for KV comes with the means to read it"
+            future = stream.pull(request.pages)
+            future.add_done_callback(
+                lambda future, stream=stream: self._inbox.put(lambda: self._transfer_ended(scheduler, stream, future))  # type: ignore[misc]
+            )
+
+    def _transfer_ended(self, scheduler: Scheduler, stream: BlockStream, future: Future[TransferStats]) -> None:
+        error = future.exception()
+        request = scheduler.transfer_ended(stream.request.request_id, error is None)
+        if error is None:
+            stats = future.result()
+            self._num_transfers += 1
+            self._num_transfer_bytes += stats.num_bytes
+            self._transfer_seconds += stats.seconds
+        else:
+            self._num_failed_transfers += 1
+        if request is None:
+            return
+        if error is None:
+            stream.ready_at = time.monotonic()
+            self._deliver((stream, BlockUpdate((), False, num_steps=request.block.step)))
+        else:
+            del self._streams[request.request_id]
+            self._deliver((stream, BlockUpdate((), True, error=f"KV transfer: {error}", is_retryable=True)))
 
     def _publish(self, output: StepOutput, started: float) -> None:
         now = time.monotonic()
@@ -190,7 +311,7 @@ class AsyncEngine:
         updates: list[tuple[BlockStream, BlockUpdate]] = []
         for request in plan.prefills:
             stream = self._streams[request.request_id]
-            stream.started_at, stream.prefilled_at = started, now
+            stream.started_at, stream.ready_at = started, now
             self._num_prefill_tokens += request.sequence_length
         for request in plan.decodes:
             self._num_denoising_tokens += request.block.length
@@ -204,19 +325,27 @@ class AsyncEngine:
                 continue
             tokens = tuple(request.block.committed_prefix()[stream.sent :])
             stream.sent = frontier
-            seconds = (0.0, 0.0, 0.0)
+            held = self._held(request)
+            seconds = _seconds(stream, now) if is_done or held else NO_TIME
             if is_done:
                 del self._streams[request.request_id]
-                seconds = (
-                    stream.started_at - stream.added_at,
-                    stream.prefilled_at - stream.started_at,
-                    now - stream.prefilled_at,
-                )
             error = output.errors.get(request.request_id)
-            updates.append((stream, BlockUpdate(tokens, True, is_done, error, seconds, request.block.step)))
+            update = BlockUpdate(tokens, is_done, held, error, seconds=seconds, num_steps=request.block.step)
+            updates.append((stream, update))
+        self._deliver(*updates)
+
+    def _held(self, request: Request) -> HeldBlock | None:
+        if request.status is not RequestStatus.WAITING_FOR_KV:
+            return None
+        assert self._transfer is not None, "a prefill worker has a transfer"
+        self._transfer.expect(request.request_id)
+        commits = tuple((i, token) for i, token in enumerate(request.block.tokens) if token is not None)
+        return HeldBlock(tuple(request.pages), self._transfer.stamp(request.pages), commits)
+
+    def _deliver(self, *updates: tuple[BlockStream, BlockUpdate]) -> None:
+        assert self._loop is not None
         if updates:
-            assert self._loop is not None
-            self._loop.call_soon_threadsafe(_deliver, updates)
+            self._loop.call_soon_threadsafe(_put, updates)
 
     def _fail(self, reason: str) -> None:
         """Runs in the event loop: nobody may wait for a step that never comes."""
@@ -226,9 +355,20 @@ class AsyncEngine:
             stream.put(EngineDeadError(reason))
 
 
-def _deliver(updates: list[tuple[BlockStream, BlockUpdate]]) -> None:
+def _put(updates: Sequence[tuple[BlockStream, BlockUpdate]]) -> None:
     for stream, update in updates:
         stream.put(update)
+
+
+def _seconds(stream: BlockStream, now: float) -> PhaseSeconds:
+    waited, fetched, decoded = (
+        stream.started_at - stream.added_at,
+        stream.ready_at - stream.started_at,
+        now - stream.ready_at,
+    )
+    if stream.pull is not None:
+        return 0.0, 0.0, waited, fetched, decoded
+    return waited, fetched, 0.0, 0.0, decoded
 
 
 def _update(item: BlockUpdate | Exception) -> BlockUpdate:
@@ -238,4 +378,7 @@ def _update(item: BlockUpdate | Exception) -> BlockUpdate:
 
 
 def _merged(first: BlockUpdate, then: BlockUpdate) -> BlockUpdate:
-    return BlockUpdate(first.tokens + then.tokens, True, then.is_done, then.error, then.seconds, then.num_steps)
+    held = None if then.is_done else then.held or first.held
+    seconds = then.seconds if any(then.seconds) else first.seconds
+    tokens = first.tokens + then.tokens
+    return BlockUpdate(tokens, then.is_done, held, then.error, then.is_retryable, seconds, then.num_steps)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from backend.attention.kv_cache import KVCache
 from backend.core.page_pool import PagePool
+from backend.core.prefill_scheduler import PrefillScheduler, PrefillSchedulerConfig
 from backend.core.request import Request
 from backend.core.scheduler import Scheduler, SchedulerConfig
-from backend.core.step import StepPlan
+from backend.core.step import StepPlan, StepResult
 from backend.engine.model_runner import ModelRunner
 from backend.models.loader import load_model
 
@@ -20,18 +22,35 @@ from backend.models.loader import load_model
 @dataclass(frozen=True)
 class EngineConfig:
     """Attributes:
+    scheduler: its kind makes a colocated worker's engine or a prefill worker's.
     kv_cache_tokens: capacity of the KV pool in tokens, rounded up to whole pages.
     num_threads: CPU threads of the forward.
     """
 
     model: Path
-    token_budget: int = 2048
-    max_num_seqs: int = 64
+    scheduler: SchedulerConfig | PrefillSchedulerConfig = SchedulerConfig(token_budget=2048, max_num_seqs=64)
     page_size: int = 16
     kv_cache_tokens: int = 65_536
     dtype: str = "float32"
     device: str = "cpu"
     num_threads: int = 1
+
+
+class StepScheduler(Protocol):
+    """What the engine asks of a scheduler: see `Scheduler` and `PrefillScheduler`."""
+
+    pool: PagePool
+
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def waiting_tokens(self) -> int: ...
+    @property
+    def has_work(self) -> bool: ...
+    def add(self, request: Request) -> None: ...
+    def abort(self, request_id: str) -> Request | None: ...
+    def schedule(self) -> StepPlan | None: ...
+    def update(self, plan: StepPlan, result: StepResult) -> list[Request]: ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +69,7 @@ class StepOutput:
 class Engine:
     """Add requests (one block each), then `step()` until they leave. Not thread-safe."""
 
-    def __init__(self, runner: ModelRunner, scheduler: Scheduler) -> None:
+    def __init__(self, runner: ModelRunner, scheduler: StepScheduler) -> None:
         self.runner = runner
         self.scheduler = scheduler
 
@@ -69,8 +88,10 @@ class Engine:
         cache = KVCache(
             shape.num_layers, pool.num_pages, pool.page_size, shape.num_kv_heads, shape.head_dim, dtype, device
         )
-        scheduler = Scheduler(SchedulerConfig(config.token_budget, config.max_num_seqs), pool)
-        return cls(ModelRunner(model, cache), scheduler)
+        scheduler = config.scheduler
+        if isinstance(scheduler, SchedulerConfig):
+            return cls(ModelRunner(model, cache), Scheduler(scheduler, pool))
+        return cls(ModelRunner(model, cache), PrefillScheduler(scheduler, pool))
 
     def step(self) -> StepOutput | None:
         """Runs one step; None when there is nothing to run."""

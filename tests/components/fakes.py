@@ -6,15 +6,26 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from backend.core.request import Request
-from components.protocol import BlockNews, LoadReport, ModelCard, read_dispatch
+from backend.core.request import Request, RequestStatus
+from components.protocol import BlockNews, HeldKV, LoadReport, ModelCard, read_dispatch
 from components.runtime import Context, Message, WorkerLostError
 
 CARD = ModelCard("abc", 1000, 2, (1,), 2048)
 
 
-def report(worker_id: int, card: ModelCard = CARD, capacity_tokens: int = 4096) -> LoadReport:
-    return LoadReport(worker_id, card, capacity_tokens, 256, 256, 0, 0, 0)
+COLOCATED, PREFILL = "colocated_worker", "prefill_worker"
+
+
+def report(
+    worker_id: int,
+    card: ModelCard = CARD,
+    capacity_tokens: int = 4096,
+    component: str = COLOCATED,
+    is_draining: bool = False,
+    page_size: int = 16,
+) -> LoadReport:
+    num_pages = capacity_tokens // page_size
+    return LoadReport(worker_id, component, card, is_draining, page_size, num_pages, num_pages, 0, 0, 0)
 
 
 class FakeContext:
@@ -60,13 +71,59 @@ def token_at(request: Request, offset: int) -> int:
 
 
 async def completes(request: Request) -> AsyncGenerator[BlockNews]:
-    """The whole block, in three pieces."""
-    length = request.block.length
-    tokens = [token_at(request, offset) for offset in range(length)]
+    """The whole block, or what is left of one that was prefilled elsewhere, in three pieces."""
+    tokens = [token_at(request, offset) for offset in range(request.block.frontier, request.block.length)]
     yield BlockNews(())
     yield BlockNews(tokens[:5])
     await asyncio.sleep(0)
     yield BlockNews(tokens[5:], True)
+
+
+class FakeKV:
+    """KV kept by prefill workers until it is read; in place of NIXL's notifications."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, asyncio.Event] = {}
+        self.num_held = 0
+
+    def holds(self, worker_id: int, num_tokens: int = 3) -> Behaviour:
+        """A prefill worker: commits that many tokens and keeps the KV until it is read."""
+
+        async def behaviour(request: Request) -> AsyncGenerator[BlockNews]:
+            tokens = [token_at(request, offset) for offset in range(num_tokens)]
+            key = request.request_id
+            await asyncio.sleep(0)
+            self.num_held += 1
+            read = self._read[key] = asyncio.Event()
+            try:
+                held = HeldKV(worker_id, key, [1, 2], 7, list(enumerate(tokens)))
+                yield BlockNews(tokens, held=held, seconds=(0.5, 0.25, 0.0, 0.0, 0.0))
+                await read.wait()
+                yield BlockNews((), True)
+            finally:
+                self.num_held -= 1
+                del self._read[key]
+
+        return behaviour
+
+    async def reads(self, request: Request) -> AsyncGenerator[BlockNews]:
+        """A colocated worker: reads the KV if there is any to read, then completes the block."""
+        if request.status is RequestStatus.WAITING_FOR_KV:
+            await asyncio.sleep(0)
+            if request.request_id not in self._read:
+                yield BlockNews((), True, error="KV transfer: gone", is_retryable=True)
+                return
+            self._read[request.request_id].set()
+        async for news in completes(request):
+            yield news
+
+    async def cannot_read(self, request: Request) -> AsyncGenerator[BlockNews]:
+        """A colocated worker whose transfers fail."""
+        if request.status is RequestStatus.WAITING_FOR_KV:
+            yield BlockNews((), True, error="KV transfer: broken", is_retryable=True)
+            return
+        async for news in completes(request):
+            yield news
 
 
 def breaks(after: int) -> Behaviour:
@@ -119,13 +176,13 @@ class FakeWorkers:
         self.num_open += 1
         gone = asyncio.ensure_future(lost.wait())
         stopped = context.async_killed_or_stopped()
-        news = self.behaviours[worker_id](read_dispatch(message))
+        news = self.behaviours[worker_id](read_dispatch(message)[0])
+        step: asyncio.Future[Any] | None = None
         try:
             while True:
-                step: asyncio.Future[Any] = asyncio.ensure_future(anext(news, None))
+                step = asyncio.ensure_future(anext(news, None))
                 await asyncio.wait({step, gone, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 if not step.done():
-                    step.cancel()
                     if stopped.done():
                         return
                     raise WorkerLostError("the worker went silent")
@@ -138,3 +195,6 @@ class FakeWorkers:
             gone.cancel()
             stopped.cancel()
             context.stop_generating()
+            if step is not None and step.cancel():
+                await asyncio.wait({step})
+            await news.aclose()

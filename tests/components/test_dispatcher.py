@@ -10,13 +10,18 @@ from typing import Any
 import pytest
 
 from backend.core.request import Request, RequestStatus
+from backend.core.routing import HybridPolicy, RouteKind
 from backend.core.sampling_params import InvalidRequestError, SamplingParams
-from components.dispatcher import Dispatcher, RequestFailedError
+from components.dispatcher import Dispatcher, RequestFailedError, Trip
 from components.protocol import BlockNews, unpack_tokens
+from components.runtime import WorkerLostError
 from tests.components.fakes import (
     CARD,
+    COLOCATED,
+    PREFILL,
     FakeBus,
     FakeContext,
+    FakeKV,
     FakeWorkers,
     breaks,
     completes,
@@ -40,17 +45,35 @@ def request(name: str = "r") -> Request:
 
 def dispatcher(workers: FakeWorkers, bus: FakeBus | None = None, **options: Any) -> Dispatcher:
     """All listed workers have been heard."""
-    options = {"max_attempts": 3, "worker_timeout_s": 60.0, "placement_timeout_s": 5.0} | options
-    made = Dispatcher(workers, bus or FakeBus(), **options)  # type: ignore[arg-type]
+    made = unheard(workers, bus, **options)
     for worker_id in workers.listed:
-        made.receive(report(worker_id))
+        made.fleet.receive(report(worker_id))
     return made
 
 
-async def complete(dispatcher: Dispatcher, request: Request, context: FakeContext | None = None) -> list[int]:
+def unheard(
+    workers: FakeWorkers, bus: FakeBus | None = None, prefill: FakeWorkers | None = None, **options: Any
+) -> Dispatcher:
+    options = {"max_attempts": 3, "worker_timeout_s": 60.0, "placement_timeout_s": 5.0} | options
+    policy = options.pop("policy", None) or HybridPolicy(8192)
+    calls: Any = {COLOCATED: workers, PREFILL: prefill or FakeWorkers()}
+    return Dispatcher(policy, calls, bus or FakeBus(), **options)  # type: ignore[arg-type]
+
+
+def candidates(dispatcher: Dispatcher) -> list[int]:
+    return sorted(load.worker_id for load in dispatcher.placer.colocated_pool)
+
+
+def outstanding(dispatcher: Dispatcher) -> dict[int, int]:
+    return {worker.worker_id: worker.load.outstanding_prefill_tokens for worker in dispatcher.fleet}
+
+
+async def complete(
+    dispatcher: Dispatcher, request: Request, context: FakeContext | None = None, trip: Trip | None = None
+) -> list[int]:
     """Runs the current block; the frontier after each piece of news."""
     frontiers = []
-    async for _ in dispatcher.run_block(request, context or FakeContext(request.request_id)):
+    async for _ in dispatcher.run_block(request, context or FakeContext(request.request_id), trip or Trip()):
         frontiers.append(request.block.frontier)
     return frontiers
 
@@ -64,8 +87,15 @@ async def until(condition: Any) -> None:
         await asyncio.sleep(0.001)
 
 
-def is_settled(dispatcher: Dispatcher, workers: FakeWorkers) -> bool:
-    return not dispatcher.ledger.outstanding_prefill_tokens and not dispatcher.num_queued and not workers.num_open
+def is_settled(dispatcher: Dispatcher, *workers: FakeWorkers) -> bool:
+    """Nothing is charged to anyone, nobody waits, no call is open."""
+    placer = dispatcher.placer
+    accounts = [
+        (load.outstanding_prefill_tokens, load.num_prefills, load.num_requests, load.used_pages, load.promised_pages)
+        for load in (worker.load for worker in dispatcher.fleet)
+    ]
+    waiting = placer.num_queued, placer.num_pending_decodes, len(placer.ledger)
+    return not any(map(any, accounts)) and not any(waiting) and not any(one.num_open for one in workers)
 
 
 def test_a_block_runs_to_its_end() -> None:
@@ -102,7 +132,7 @@ def test_outstanding_tokens_are_charged_until_the_prefill_has_run() -> None:
         router = dispatcher(workers)
         contexts = [FakeContext("a"), FakeContext("b")]
         tasks = [asyncio.create_task(complete(router, request(c.id()), c)) for c in contexts]
-        await until(lambda: router.ledger.outstanding_prefill_tokens == {1: SIZE, 2: 0})
+        await until(lambda: outstanding(router) == {1: SIZE, 2: 0})
         for context in contexts:
             context.stop_generating()
         await asyncio.gather(*tasks)
@@ -145,7 +175,7 @@ def test_attempts_are_bounded() -> None:
     async def test() -> None:
         workers = FakeWorkers(w1=breaks(1), w2=breaks(2), w3=breaks(0), w4=completes)
         router = dispatcher(workers, max_attempts=3)
-        with pytest.raises(RequestFailedError, match="gave up: 3 workers in a row"):
+        with pytest.raises(RequestFailedError, match="gave up: its block was lost 3 times in a row"):
             await complete(router, request())
         assert len(workers.calls) == 3
         assert is_settled(router, workers)
@@ -158,11 +188,11 @@ def test_a_suspect_gets_no_work_until_it_is_heard() -> None:
         workers = FakeWorkers(w1=breaks(0), w2=completes)
         router = dispatcher(workers)
         await complete(router, request("a"))
-        assert router.candidates == [2]
+        assert candidates(router) == [2]
         await complete(router, request("b"))
         assert [worker_id for worker_id, _ in workers.calls] == [1, 2, 2]
-        router.receive(report(1))
-        assert sorted(router.candidates) == [1, 2]
+        router.fleet.receive(report(1))
+        assert candidates(router) == [1, 2]
 
     run(test())
 
@@ -170,8 +200,8 @@ def test_a_suspect_gets_no_work_until_it_is_heard() -> None:
 @pytest.mark.parametrize(
     ("news", "error"),
     [
-        (BlockNews((), True, "it is too long", is_refusal=True), InvalidRequestError),
-        (BlockNews((), True, "logits are not finite"), RequestFailedError),
+        (BlockNews((), True, error="it is too long", is_refusal=True), InvalidRequestError),
+        (BlockNews((), True, error="logits are not finite"), RequestFailedError),
     ],
 )
 def test_a_workers_error_is_not_tried_elsewhere(news: BlockNews, error: type[Exception]) -> None:
@@ -181,7 +211,7 @@ def test_a_workers_error_is_not_tried_elsewhere(news: BlockNews, error: type[Exc
         with pytest.raises(error, match=news.error):
             await complete(router, request())
         assert len(workers.calls) == 1 and router.num_retries == 0
-        assert sorted(router.candidates) == [1, 2]
+        assert candidates(router) == [1, 2]
         assert is_settled(router, workers)
 
     run(test())
@@ -236,7 +266,7 @@ def test_a_consumer_that_leaves_stops_the_worker() -> None:
         workers = FakeWorkers(w1=hangs(4))
         router = dispatcher(workers)
         context = FakeContext("r")
-        progress = router.run_block(request(), context)
+        progress = router.run_block(request(), context, Trip())
         await anext(progress)
         await progress.aclose()
         assert context.children[0].is_stopped()
@@ -251,7 +281,7 @@ def test_stopped_while_it_waits_for_a_worker() -> None:
         router = dispatcher(workers)
         context = FakeContext("r")
         task = asyncio.create_task(complete(router, request(), context))
-        await until(lambda: router.num_queued == 1)
+        await until(lambda: router.placer.num_queued == 1)
         context.stop_generating()
         assert await task == []
         assert is_settled(router, workers)
@@ -266,9 +296,9 @@ def test_stopped_in_the_moment_it_is_placed() -> None:
         router = dispatcher(workers)
         contexts = [FakeContext("a"), FakeContext("b")]
         tasks = [asyncio.create_task(complete(router, request(c.id()), c)) for c in contexts]
-        await until(lambda: router.num_queued == 2)
+        await until(lambda: router.placer.num_queued == 2)
         workers.listed = [1]
-        router.receive(report(1))
+        router.fleet.receive(report(1))
         contexts[0].stop_generating()
         router.watch()
         assert await asyncio.gather(*tasks) == [[], [5, LENGTH]]
@@ -282,7 +312,7 @@ def test_cancelled_while_it_waits() -> None:
         workers = FakeWorkers()
         router = dispatcher(workers)
         task = asyncio.create_task(complete(router, request()))
-        await until(lambda: router.num_queued == 1)
+        await until(lambda: router.placer.num_queued == 1)
         task.cancel()
         await asyncio.wait({task})
         assert is_settled(router, workers)
@@ -294,8 +324,12 @@ def test_no_worker_for_too_long() -> None:
     async def test() -> None:
         workers = FakeWorkers()
         router = dispatcher(workers, placement_timeout_s=0.05)
-        with pytest.raises(RequestFailedError, match="no worker for 0.05 s"):
-            await complete(router, request())
+        waiting = asyncio.create_task(complete(router, request()))
+        while not waiting.done():
+            router.watch()
+            await asyncio.sleep(0.01)
+        with pytest.raises(RequestFailedError, match="no worker that can take it for 0.05 s"):
+            waiting.result()
         assert is_settled(router, workers)
 
     run(test())
@@ -309,9 +343,9 @@ def test_who_waited_first_is_served_first() -> None:
         tasks = []
         for i in range(5):
             tasks.append(asyncio.create_task(complete(router, request(f"r{i}"))))
-            await until(lambda i=i: router.num_queued == i + 1)
+            await until(lambda i=i: router.placer.num_queued == i + 1)
         workers.listed = [1]
-        router.receive(report(1))
+        router.fleet.receive(report(1))
         router.watch()
         await asyncio.gather(*tasks)
         assert [message["request_id"].partition("/")[0] for _, message in workers.calls] == [f"r{i}" for i in range(5)]
@@ -343,14 +377,14 @@ def test_a_silent_worker_is_lost_and_its_blocks_go_elsewhere() -> None:
         task = asyncio.create_task(complete(router, asked))
         await until(lambda: asked.block.frontier == 6)
         while not task.done():
-            router.receive(report(2))
+            router.fleet.receive(report(2))
             router.watch()
             await asyncio.sleep(0.01)
         assert asked.block.committed_prefix() == tokens(asked)
-        assert router.candidates == [2] and router.num_retries == 1
+        assert candidates(router) == [2] and router.num_retries == 1
         assert is_settled(router, workers)
-        router.receive(report(1))
-        assert sorted(router.candidates) == [1, 2], "heard again, it is there again"
+        router.fleet.receive(report(1))
+        assert candidates(router) == [1, 2], "heard again, it is there again"
 
     run(test())
 
@@ -363,13 +397,13 @@ def test_nobody_is_lost_while_the_router_itself_is_cut_off() -> None:
         bus.is_connected = False
         await asyncio.sleep(0.05)
         router.watch()
-        assert router.candidates == [1]
+        assert candidates(router) == [1]
         bus.is_connected, bus.connected_since = True, time.monotonic()
         router.watch()
-        assert router.candidates == [1], "the silence counts from the new connection"
+        assert candidates(router) == [1], "the silence counts from the new connection"
         await asyncio.sleep(0.05)
         router.watch()
-        assert router.candidates == []
+        assert candidates(router) == []
 
     run(test())
 
@@ -379,10 +413,11 @@ def test_lost_and_no_longer_listed_is_forgotten() -> None:
         workers = FakeWorkers(w1=completes)
         router = dispatcher(workers, worker_timeout_s=0.01)
         workers.listed = []
-        assert router.candidates == []
+        router.watch()
+        assert candidates(router) == []
         await asyncio.sleep(0.03)
         router.watch()
-        assert router.model is None and router.capacity_tokens == 0
+        assert router.fleet.model is None and router.capacity_tokens == 0
 
     run(test())
 
@@ -390,12 +425,12 @@ def test_lost_and_no_longer_listed_is_forgotten() -> None:
 def test_an_unheard_or_unlisted_worker_gets_nothing() -> None:
     async def test() -> None:
         workers = FakeWorkers(w1=completes)
-        router = Dispatcher(workers, FakeBus(), max_attempts=3, worker_timeout_s=9, placement_timeout_s=9)  # type: ignore[arg-type]
-        assert router.candidates == []
-        router.receive(report(2))
-        assert router.candidates == []
-        router.receive(report(1))
-        assert router.candidates == [1]
+        router = unheard(workers)
+        assert candidates(router) == []
+        router.fleet.receive(report(2))
+        assert candidates(router) == []
+        router.fleet.receive(report(1))
+        assert candidates(router) == [1]
 
     run(test())
 
@@ -403,10 +438,10 @@ def test_an_unheard_or_unlisted_worker_gets_nothing() -> None:
 def test_a_worker_of_another_model_gets_nothing() -> None:
     async def test() -> None:
         workers = FakeWorkers(w1=completes, w2=completes)
-        router = Dispatcher(workers, FakeBus(), max_attempts=3, worker_timeout_s=9, placement_timeout_s=9)  # type: ignore[arg-type]
-        router.receive(report(1))
-        router.receive(report(2, replace(CARD, fingerprint="other"), capacity_tokens=9999))
-        assert router.candidates == [1] and router.model == CARD and router.capacity_tokens == 4096
+        router = unheard(workers)
+        router.fleet.receive(report(1))
+        router.fleet.receive(report(2, replace(CARD, fingerprint="other"), capacity_tokens=9999))
+        assert candidates(router) == [1] and router.fleet.model == CARD and router.capacity_tokens == 4096
 
     run(test())
 
@@ -438,10 +473,12 @@ def test_nothing_is_left_after_any_mix(seed: int) -> None:
         async def trouble() -> None:
             while True:
                 victim = rng.choice([1, 2, 3])
-                router._workers[victim].lost.set()  # as `watch` does after a long silence
+                next(
+                    w for w in router.fleet if w.worker_id == victim
+                ).lost.set()  # as `watch` does after a long silence
                 await asyncio.sleep(0.002)
                 for worker_id in (1, 2, 3):
-                    router.receive(report(worker_id))
+                    router.fleet.receive(report(worker_id))
                 router.watch()
                 await asyncio.sleep(0.002)
 
@@ -452,3 +489,354 @@ def test_nothing_is_left_after_any_mix(seed: int) -> None:
         assert is_settled(router, workers)
 
     run(test())
+
+
+def hybrid(
+    prefill: FakeWorkers, colocated: FakeWorkers, *, capacities: dict[int, int] | None = None, **options: Any
+) -> Dispatcher:
+    """All listed workers of both pools have been heard."""
+    made = unheard(colocated, prefill=prefill, **options)
+    for component, workers in ((PREFILL, prefill), (COLOCATED, colocated)):
+        for worker_id in workers.listed:
+            capacity = (capacities or {}).get(worker_id, 4096)
+            made.fleet.receive(report(worker_id, component=component, capacity_tokens=capacity))
+    return made
+
+
+def test_a_block_is_prefilled_on_one_worker_and_denoised_on_another() -> None:
+    async def test() -> None:
+        kv = FakeKV()
+        prefill, colocated = FakeWorkers(w1=kv.holds(1)), FakeWorkers(w2=kv.reads)
+        router, asked, trip = hybrid(prefill, colocated), request(), Trip()
+        assert await complete(router, asked, trip=trip) == [3, 8, LENGTH]
+        assert asked.block.committed_prefix() == tokens(asked)
+        assert asked.status is RequestStatus.DENOISING and trip.route is RouteKind.PREFILL
+        assert (trip.seconds["prefill_queue"], trip.seconds["prefill"]) >= (0.5, 0.25)
+        sent = colocated.calls[0][1]
+        assert sent["held"]["key"] == prefill.calls[0][1]["request_id"] == sent["request_id"]
+        assert router.num_prefills == {("arrival", "prefill"): 1} and router.num_retries == 0
+        assert is_settled(router, prefill, colocated) and kv.num_held == 0
+
+    run(test())
+
+
+def test_a_prefill_that_finishes_the_block_transfers_nothing() -> None:
+    async def test() -> None:
+        prefill, colocated = FakeWorkers(w1=completes), FakeWorkers(w2=completes)
+        router, asked = hybrid(prefill, colocated), request()
+        await complete(router, asked)
+        assert asked.block.committed_prefix() == tokens(asked) and not colocated.calls
+        assert is_settled(router, prefill, colocated)
+
+    run(test())
+
+
+def test_prefills_overflow_at_the_threshold() -> None:
+    async def test() -> None:
+        prefill, colocated = FakeWorkers(w1=hangs(0)), FakeWorkers(w2=hangs(1))
+        router = hybrid(prefill, colocated, policy=HybridPolicy(2 * SIZE))
+        contexts = [FakeContext(f"r{i}") for i in range(4)]
+        tasks = []
+        for context in contexts:
+            tasks.append(asyncio.create_task(complete(router, request(context.id()), context)))
+            await until(lambda: len(prefill.calls) + len(colocated.calls) == len(tasks))
+        assert len(prefill.calls) == 2 and len(colocated.calls) == 2, "o_w was at theta for the last two"
+        assert router.placer.num_overflows == 2
+        for context in contexts:
+            context.stop_generating()
+        await asyncio.gather(*tasks)
+        assert is_settled(router, prefill, colocated)
+
+    run(test())
+
+
+def test_with_an_infinite_threshold_nothing_overflows_and_all_is_served_in_turn() -> None:
+    async def test() -> None:
+        kv = FakeKV()
+        prefill, colocated = FakeWorkers(w1=kv.holds(1)), FakeWorkers(w2=kv.reads)
+        router = hybrid(prefill, colocated, policy=HybridPolicy(float("inf")), capacities={1: 160, 2: 160})
+        asked = [request(f"r{i}") for i in range(20)]
+        await asyncio.gather(*(complete(router, one) for one in asked))
+        assert all(one.block.committed_prefix() == tokens(one) for one in asked)
+        assert len(prefill.calls) == len(colocated.calls) == 20 and router.placer.num_overflows == 0
+        assert is_settled(router, prefill, colocated)
+
+    run(test())
+
+
+def test_a_pending_decode_waits_for_memory() -> None:
+    async def test() -> None:
+        kv = FakeKV()
+        prefill, colocated = FakeWorkers(w1=kv.holds(1)), FakeWorkers(w2=hangs(0))
+        router = hybrid(prefill, colocated, capacities={2: 80})
+        context = FakeContext("first")
+        first = asyncio.create_task(complete(router, request("first"), context))
+        await until(lambda: len(colocated.calls) == 1)
+        colocated.behaviours[2] = kv.reads
+        second = asyncio.create_task(complete(router, request("second")))
+        await until(lambda: router.placer.num_pending_decodes == 1)
+        context.stop_generating()
+        await asyncio.gather(first, second)
+        assert is_settled(router, prefill, colocated) and kv.num_held == 0
+
+    run(test())
+
+
+def test_a_prefill_worker_lost_before_its_kv_was_read() -> None:
+    """While the block waits for memory; it is prefilled anew elsewhere, and what was streamed stands."""
+
+    async def test() -> None:
+        kv = FakeKV()
+
+        async def dies(request: Request) -> Any:
+            async for news in kv.holds(3, num_tokens=5)(request):
+                yield news
+                await asyncio.sleep(0.01)
+                raise WorkerLostError("Disconnected")
+
+        prefill, colocated = FakeWorkers(w1=kv.holds(1), w3=dies), FakeWorkers(w2=hangs(0))
+        router = hybrid(prefill, colocated, capacities={2: 80})
+        blocker = FakeContext("blocker")
+        blocking = asyncio.create_task(complete(router, request("blocker"), blocker))
+        await until(lambda: len(colocated.calls) == 1)
+        asked = request()
+        task = asyncio.create_task(complete(router, asked))
+        await until(lambda: router.num_retries == 1 and router.placer.num_pending_decodes == 1)
+        assert asked.block.known == tuple(tokens(asked)[:5])
+        colocated.behaviours[2] = kv.reads
+        blocker.stop_generating()
+        await asyncio.gather(task, blocking)
+        assert asked.block.committed_prefix() == tokens(asked)
+        assert [call[0] for call in prefill.calls] == [1, 3, 1]
+        assert is_settled(router, prefill, colocated) and kv.num_held == 0
+
+    run(test())
+
+
+def test_a_prefill_worker_lost_while_its_kv_is_read() -> None:
+    async def test() -> None:
+        kv = FakeKV()
+        started = asyncio.Event()
+
+        async def dies(request: Request) -> Any:
+            async for news in kv.holds(1)(request):
+                yield news
+                await started.wait()
+                raise WorkerLostError("Disconnected")
+
+        async def never_gets_it(request: Request) -> Any:
+            started.set()
+            await asyncio.Event().wait()
+            yield
+
+        prefill, colocated = FakeWorkers(w1=dies), FakeWorkers(w2=never_gets_it, w4=kv.reads)
+        router = hybrid(prefill, colocated, capacities={4: 80})
+        asked = request()
+        task = asyncio.create_task(complete(router, asked))
+        await started.wait()
+        colocated.behaviours[2] = kv.reads
+        await task
+        assert asked.block.committed_prefix() == tokens(asked) and router.num_retries == 1
+        assert candidates(router) == [2, 4], "it was not the reader's fault"
+        assert [call[0] for call in prefill.calls] == [1]
+        assert is_settled(router, prefill, colocated)
+
+    run(test())
+
+
+def test_a_prefill_worker_lost_after_its_kv_was_read_is_no_matter() -> None:
+    async def test() -> None:
+        kv = FakeKV()
+        is_read = asyncio.Event()
+
+        async def dies_late(request: Request) -> Any:
+            async for news in kv.holds(1)(request):
+                yield news
+                await is_read.wait()
+                raise WorkerLostError("Disconnected")
+
+        async def slow(request: Request) -> Any:
+            async for news in kv.reads(request):
+                yield news
+                is_read.set()
+                await asyncio.sleep(0.01)
+
+        prefill, colocated = FakeWorkers(w1=dies_late), FakeWorkers(w2=slow)
+        router, asked = hybrid(prefill, colocated), request()
+        await complete(router, asked)
+        assert asked.block.committed_prefix() == tokens(asked) and router.num_retries == 0
+        assert is_settled(router, prefill, colocated)
+
+    run(test())
+
+
+def test_a_colocated_worker_lost_with_the_kv() -> None:
+    async def test() -> None:
+        kv = FakeKV()
+        prefill, colocated = FakeWorkers(w1=kv.holds(1)), FakeWorkers(w2=breaks(0), w4=kv.reads)
+        router, asked = hybrid(prefill, colocated, capacities={4: 2048}), request()
+        await complete(router, asked)
+        assert asked.block.committed_prefix() == tokens(asked) and router.num_retries == 1
+        assert len(prefill.calls) == 2, "prefilled again: the KV is freed with the attempt"
+        assert is_settled(router, prefill, colocated) and kv.num_held == 0
+
+    run(test())
+
+
+def test_after_a_failed_transfer_the_block_is_denoised_where_it_is_prefilled() -> None:
+    async def test() -> None:
+        kv = FakeKV()
+        prefill, colocated = FakeWorkers(w1=kv.holds(1)), FakeWorkers(w2=kv.cannot_read)
+        router, asked = hybrid(prefill, colocated), request()
+        await complete(router, asked)
+        assert asked.block.committed_prefix() == tokens(asked) and router.num_retries == 1
+        assert len(prefill.calls) == 1 and len(colocated.calls) == 2
+        assert router.num_prefills == {("arrival", "prefill"): 1, ("retry", "colocated"): 1}
+        asked.next_block()
+        await complete(router, asked)
+        assert len(prefill.calls) == 2, "the next block is routed like any other"
+        assert is_settled(router, prefill, colocated) and kv.num_held == 0
+
+    run(test())
+
+
+def test_kv_given_up_by_its_prefill_worker() -> None:
+    """Its lease ends before anybody has read it: the block is prefilled again."""
+
+    async def test() -> None:
+        kv = FakeKV()
+
+        async def gives_up(request: Request) -> Any:
+            async for news in kv.holds(1)(request):
+                yield news
+                prefill.behaviours[1], colocated.behaviours[2] = kv.holds(1), kv.reads
+                yield BlockNews((), True, error="nobody read the KV for 1 s", is_retryable=True)
+
+        prefill, colocated = FakeWorkers(w1=gives_up), FakeWorkers(w2=hangs(0))
+        router, asked = hybrid(prefill, colocated), request()
+        await complete(router, asked)
+        assert asked.block.committed_prefix() == tokens(asked) and router.num_retries == 1
+        assert is_settled(router, prefill, colocated) and kv.num_held == 0
+
+    run(test())
+
+
+@pytest.mark.parametrize("stage", ["prefill", "pending", "transfer", "denoising"])
+def test_a_client_that_leaves_frees_both_sides(stage: str) -> None:
+    async def test() -> None:
+        kv = FakeKV()
+        prefill = FakeWorkers(w1=hangs(0) if stage == "prefill" else kv.holds(1))
+        colocated = FakeWorkers(w2=hangs(0) if stage == "transfer" else hangs(2))
+        router = hybrid(prefill, colocated, capacities={2: 80} if stage == "pending" else None)
+        blocker, context = FakeContext("blocker"), FakeContext("r")
+        tasks = []
+        if stage == "pending":
+            tasks.append(asyncio.create_task(complete(router, request("blocker"), blocker)))
+            await until(lambda: len(colocated.calls) == 1)
+        asked = request()
+        tasks.append(asyncio.create_task(complete(router, asked, context)))
+        await until(
+            lambda: {
+                "prefill": len(prefill.calls) == 1,
+                "pending": router.placer.num_pending_decodes == 1,
+                "transfer": len(colocated.calls) == 1,
+                "denoising": asked.block.frontier == 5,
+            }[stage]
+        )
+        context.stop_generating()
+        await tasks[-1]
+        assert kv.num_held == (1 if stage == "pending" else 0)
+        blocker.stop_generating()
+        await asyncio.gather(*tasks)
+        assert router.num_retries == 0
+        assert is_settled(router, prefill, colocated) and kv.num_held == 0
+
+    run(test())
+
+
+def test_a_draining_worker_gets_no_more_and_finishes_what_it_has() -> None:
+    async def test() -> None:
+        kv = FakeKV()
+        prefill, colocated = FakeWorkers(w1=kv.holds(1), w3=kv.holds(3)), FakeWorkers(w2=kv.reads)
+        router = hybrid(prefill, colocated)
+        router.fleet.receive(report(1, component=PREFILL, is_draining=True))
+        asked = [request(f"r{i}") for i in range(5)]
+        await asyncio.gather(*(complete(router, one) for one in asked))
+        assert {call[0] for call in prefill.calls} == {3}
+        router.fleet.receive(report(3, component=PREFILL, is_draining=True))
+        await complete(router, request("last"))
+        assert len(prefill.calls) == 5, "without a prefill worker it is colocated serving"
+        assert is_settled(router, prefill, colocated)
+
+    run(test())
+
+
+def test_workers_with_other_pages_cannot_exchange_kv() -> None:
+    async def test() -> None:
+        router = unheard(FakeWorkers(w1=completes), prefill=FakeWorkers(w2=completes))
+        router.fleet.receive(report(1))
+        router.fleet.receive(report(2, component=PREFILL, page_size=32))
+        assert len(router.placer.prefill_pool) == 0 and candidates(router) == [1]
+
+    run(test())
+
+
+@pytest.mark.parametrize("threshold", [2 * SIZE, float("inf")])
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_left_after_any_mix_of_both_pools(seed: int, threshold: float) -> None:
+    """300 requests; workers of both pools work, break, hang and vanish at any stage; clients leave."""
+
+    async def test() -> None:
+        rng = random.Random(seed)
+        kv = FakeKV()
+
+        def moody(usual: Any) -> Any:
+            async def behaviour(request: Request) -> Any:
+                kind = rng.choice([usual, usual, usual, breaks(0), hangs(0)])
+                broken_after = rng.choice([1, 2, 99, 99])
+                async for news in kind(request):
+                    yield news
+                    await asyncio.sleep(rng.random() * 0.002)
+                    broken_after -= 1
+                    if not broken_after:
+                        raise WorkerLostError("Disconnected")
+
+            return behaviour
+
+        prefill = FakeWorkers(w1=moody(kv.holds(1)), w2=moody(kv.holds(2, 0)), w3=moody(completes))
+        colocated = FakeWorkers(w11=moody(kv.reads), w12=moody(kv.reads), w13=moody(kv.cannot_read))
+        router = hybrid(prefill, colocated, policy=HybridPolicy(threshold), max_attempts=10**6)
+        for worker_id, component in everyone(prefill, colocated):
+            router.fleet.receive(report(worker_id, component=component, capacity_tokens=640))
+
+        async def client(i: int) -> None:
+            context, asked = FakeContext(f"r{i}"), request(f"r{i}")
+            await asyncio.sleep(rng.random() * 0.2)
+            if rng.random() < 0.2:
+                asyncio.get_running_loop().call_later(rng.random() * 0.05, context.stop_generating)
+            await complete(router, asked, context)
+            if not context.is_stopped():
+                assert asked.block.committed_prefix() == tokens(asked)
+
+        async def trouble() -> None:
+            while True:
+                victim = rng.choice(list(router.fleet))
+                victim.lost.set()  # as `watch` does after a long silence
+                await asyncio.sleep(0.002)
+                router.watch()
+                await asyncio.sleep(0.002)
+                for worker_id, component in everyone(prefill, colocated):
+                    is_draining = rng.random() < 0.1
+                    router.fleet.receive(report(worker_id, CARD, 640, component, is_draining))
+
+        making = asyncio.create_task(trouble())
+        await asyncio.gather(*(client(i) for i in range(300)))
+        making.cancel()
+        assert router.num_retries > 10
+        assert is_settled(router, prefill, colocated) and kv.num_held == 0
+
+    run(test())
+
+
+def everyone(prefill: FakeWorkers, colocated: FakeWorkers) -> list[tuple[int, str]]:
+    return [(w, PREFILL) for w in prefill.listed] + [(w, COLOCATED) for w in colocated.listed]

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.core.request import Request
+from backend.core.request import Request, RequestStatus
 from backend.core.sampling_params import InvalidRequestError, SamplingParams
 from components.protocol import (
     BlockNews,
+    HeldKV,
     LoadReport,
     ModelCard,
     block_dispatch,
@@ -21,7 +22,8 @@ from components.protocol import (
 )
 
 CARD = ModelCard("abc", 696, 2, (1, 3), 2048)
-REPORT = LoadReport(7, CARD, 4096, 200, 256, 1, 2, 333)
+REPORT = LoadReport(7, "prefill_worker", CARD, False, 16, 256, 200, 1, 2, 333)
+HELD = HeldKV(9, "r/1.3", [4, 2, 7], 5, [(0, 11), (3, 12)])
 PARAMS = SamplingParams(50, 64, unmasking="quota", steps_per_block=4, temperature=0.5, seed=-3, stop_token_ids=(1, 9))
 
 
@@ -43,10 +45,20 @@ def dispatched() -> tuple[Request, dict[str, Any]]:
 
 def test_a_dispatch_is_read_as_the_request_that_it_was() -> None:
     request, message = dispatched()
-    read = read_dispatch(message)
+    read, held = read_dispatch(message)
+    assert held is None and read.status is RequestStatus.WAITING
     assert (read.prompt, read.response, read.params) == (request.prompt, request.response, request.params)
     assert (read.block.index, read.block.attempt, read.block.known) == (1, 3, (7, 8))
     assert read.arrival_time == 12.5
+
+
+def test_a_prefilled_block_comes_with_its_commits_and_where_its_kv_lies() -> None:
+    request, _ = dispatched()
+    read, held = read_dispatch(block_dispatch(request, HELD))
+    assert held == HELD and read.status is RequestStatus.WAITING_FOR_KV
+    # What an earlier attempt streamed stands: known is [7, 8].
+    assert read.block.tokens[:4] == [7, None, None, 12] and read.block.step == 1
+    assert read.block.num_masked == 30
 
 
 def test_a_dispatch_has_a_name_of_its_own() -> None:
@@ -58,7 +70,7 @@ def test_a_dispatch_has_a_name_of_its_own() -> None:
     assert len(names) == 3
 
 
-@pytest.mark.parametrize("field", ["params", "prompt", "known", "attempt"])
+@pytest.mark.parametrize("field", ["params", "prompt", "known", "attempt", "held"])
 def test_a_dispatch_without_a_field_is_none(field: str) -> None:
     _, message = dispatched()
     del message[field]
@@ -76,10 +88,12 @@ def test_a_dispatch_is_validated_again() -> None:
 @pytest.mark.parametrize(
     "news",
     [
-        BlockNews([4, 5, 6], seconds=[0.0, 0.0, 0.0]),
-        BlockNews([], True, seconds=[0.5, 0.25, 2.0], num_steps=9),
-        BlockNews([], True, "broken", seconds=[0.0, 0.0, 0.0]),
-        BlockNews([], True, "too long", is_refusal=True, seconds=[0.0, 0.0, 0.0]),
+        BlockNews([4, 5, 6]),
+        BlockNews([], True, seconds=(0.5, 0.25, 0.0, 0.0, 2.0), num_steps=9),
+        BlockNews([4], held=HELD, seconds=(0.5, 0.25, 0.0, 0.0, 0.0), num_steps=1),
+        BlockNews([], True, error="broken"),
+        BlockNews([], True, error="KV transfer", is_retryable=True),
+        BlockNews([], True, error="too long", is_refusal=True),
     ],
 )
 def test_news_survive_the_wire(news: BlockNews) -> None:

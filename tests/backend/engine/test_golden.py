@@ -11,6 +11,7 @@ import pytest
 
 from backend.core.request import Request
 from backend.core.sampling_params import SamplingParams
+from backend.core.scheduler import SchedulerConfig
 from backend.engine.engine import Engine, EngineConfig
 
 Case = dict[str, Any]
@@ -19,7 +20,7 @@ Case = dict[str, Any]
 @pytest.fixture(scope="module")
 def engine(golden: Path) -> Engine:
     model = golden / "models" / "tiny-llada"
-    return Engine.from_config(EngineConfig(model, token_budget=300, kv_cache_tokens=4096, max_num_seqs=16))
+    return Engine.from_config(EngineConfig(model, SchedulerConfig(300, 16), kv_cache_tokens=4096))
 
 
 @pytest.fixture(scope="module")
