@@ -138,7 +138,8 @@ def test_phases_are_told() -> None:
         async with pair() as (prefill, colocated):
             request = mixed_requests(5)[4]
             stream = prefill.worker.submit(fork(request))
-            first = await anext(aiter(stream))
+            news = aiter(stream)  # who lets go of it gives up the KV
+            first = await anext(news)
             assert first.held is not None and first.num_steps == 1
             queue, forward, *rest = first.seconds
             assert queue >= 0 and forward > 0 and not any(rest)
@@ -188,7 +189,8 @@ def test_pages_being_read_into_are_not_freed_before_the_transfer_has_ended() -> 
     async def test() -> None:
         async with pair() as (prefill, colocated):
             request = mixed_requests(1)[0]
-            held = (await anext(aiter(prefill.worker.submit(fork(request))))).held
+            news = aiter(prefill.worker.submit(fork(request)))
+            held = (await anext(news)).held
             assert held is not None
             transfer: Future[TransferStats] = Future()
             stream = colocated.worker.submit(fork(request, held=held), lambda pages: transfer)
@@ -249,8 +251,8 @@ def test_the_hand_over_is_exact() -> None:
             prefill.engine.scheduler.pool.allocate("x", 3)
             colocated.engine.scheduler.pool.allocate("y", 17)
             request = mixed_requests(1)[0]
-            stream = prefill.worker.submit(fork(request))
-            held = (await anext(aiter(stream))).held
+            news = aiter(prefill.worker.submit(fork(request)))
+            held = (await anext(news)).held
             assert held is not None
             there = prefill.engine.runner.cache.data[:, :, list(held.pages)].clone()
             pages: list[int] = []
@@ -261,7 +263,8 @@ def test_the_hand_over_is_exact() -> None:
                     prefill.transfer.source(), held.pages, into, stamp=held.stamp, key="k", timeout_s=5.0
                 )
 
-            await anext(aiter(colocated.worker.submit(fork(request, held=held), pull)))
+            denoising = aiter(colocated.worker.submit(fork(request, held=held), pull))
+            await anext(denoising)
             here = colocated.engine.runner.cache.data[:, :, pages]
             # The block's own positions are overwritten by its denoising steps; the prompt before it is not.
             num_prompt_pages = len(request.prompt) // 8
