@@ -23,7 +23,8 @@ class RMSNorm(nn.Module):
 
 def rotary_table(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
     """Cosines and sines of `positions` [T]: two float32 tensors [T, 1, E]."""
-    inverse = theta ** -(torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
+    # In just this order: at position 100 another rounding of a frequency already shows in the logits.
+    inverse = 1.0 / theta ** (torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
     angles = positions.float()[:, None] * inverse  # [T, E/2]
     angles = torch.cat((angles, angles), dim=-1)[:, None, :]
     return angles.cos(), angles.sin()
