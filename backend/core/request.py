@@ -88,6 +88,8 @@ class Request:
         finished_blocks: response tokens of the blocks already done, a multiple of `block_length`.
         known: tokens of the current block that an earlier attempt already streamed.
         attempt: number of this dispatch of the block; what is said about older ones is dropped.
+        prefilled: what this attempt's prefill committed on another worker, as (offset, token) pairs;
+            the block then waits for its KV instead of its prefill.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Request:
         finished_blocks: Sequence[int] = (),
         known: Sequence[int] = (),
         attempt: int = 1,
+        prefilled: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         if len(finished_blocks) % params.block_length:
             raise ValueError(f"{len(finished_blocks)} tokens are not whole blocks of {params.block_length}")
@@ -111,6 +114,9 @@ class Request:
         self.response = list(finished_blocks)
         self.block = Block(len(finished_blocks) // params.block_length, params.block_length, attempt, known)
         self.pages: list[int] = []
+        if prefilled is not None:
+            self.commit(prefilled)
+            self.status = RequestStatus.WAITING_FOR_KV
 
     @property
     def sequence_length(self) -> int:
@@ -134,6 +140,17 @@ class Request:
             self.block.commit(offset, token)
         self.block.step += 1
         return self.block.frontier > before
+
+    def apply(self, commits: Iterable[tuple[int, int]], has_failed: bool) -> bool:
+        """Takes in one step on a worker; True if the request leaves it: failed, ended, or block done."""
+        if has_failed:
+            self.transition(RequestStatus.FINISHED_ERROR)
+            return True
+        end = self.answer(len(self.response))[1] if self.commit(commits) else None
+        if end is not None:
+            self.transition(end)
+            return True
+        return not self.block.num_masked
 
     def answer(self, start: int = 0) -> tuple[list[int], RequestStatus | None]:
         """What may be returned so far from response position `start` on, and how the answer ended.
