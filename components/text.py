@@ -104,16 +104,19 @@ class _CharacterStream:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = {token for token, kind in added.items() if kind.special}
         self._window: list[int] = []
         self._num_read = 0
         self._text = ""
 
     def push(self, token: int) -> str:
+        if token in self._special:
+            return ""
         self._window.append(token)
         # Decoded behind the tokens before it: a decoder may treat the start of a text differently.
         text = self._tokenizer.decode(self._window)
-        if text == self._text:  # a special token
-            self._window.pop()
+        if text == self._text:  # it may still show with the next one, as a space at the very start does
             return ""
         if text.endswith(_NO_CHARACTER) and len(self._window) - self._num_read < _LONGEST_CHARACTER:
             return ""

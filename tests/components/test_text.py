@@ -53,6 +53,16 @@ def push_all(stream: TextStream, tokens: list[int], size: int) -> tuple[list[int
     return kept, pieces
 
 
+def test_a_space_at_the_start_and_ids_without_text_change_nothing() -> None:
+    """A decoder strips one space from the start: a token that is a space shows only with the next."""
+    tokenizer = byte_fallback()
+    space, one, unknown = tokenizer.token_to_id("▁"), tokenizer.token_to_id("▁one"), 5000
+    for tokens in ([space, one, space, one], [one, unknown, one], [unknown, one, unknown, unknown, one], [space, space]):
+        stream = TextStream(tokenizer, ())
+        text = push_all(stream, tokens, 1)[1]
+        assert "".join(text) + stream.finish() == tokenizer.decode(tokens)
+
+
 @both
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 @pytest.mark.parametrize("text", ["one two three", "one  two", "é", "one é two", "🪨🏞", "ab\ncd", "naïve 河 stone 🪨"])
