@@ -1,4 +1,4 @@
-"""One worker's queues, its budget and its pages: `schedule() -> StepPlan`, `update(plan, result)`."""
+"""A colocated worker's queues, its budget and its pages: `schedule() -> StepPlan`, `update(plan, result)`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from backend.core.budget import TokenBudget
 from backend.core.cache_policy import cache_policy
 from backend.core.page_pool import PagePool
+from backend.core.prefill_queue import PrefillQueue, allocate, release, require_capacity
 from backend.core.request import Request, RequestStatus
-from backend.core.sampling_params import InvalidRequestError
 from backend.core.step import StepPlan, StepResult
 
 
@@ -26,13 +26,20 @@ class SchedulerConfig:
 
 
 class Scheduler:
-    """Batches the blocks of many requests (paper section 4.1). Not thread-safe: one thread owns it."""
+    """Batches the blocks of many requests (paper section 4.1). Not thread-safe: one thread owns it.
+
+    A block comes to be prefilled here (status WAITING), or prefilled elsewhere, to be denoised once
+    its KV has been read (WAITING_FOR_KV). The latter have the first claim on pages and seats: their
+    prefill's work is done, and it holds memory on another worker (paper section 4.2).
+    """
 
     def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
         self.config = config
         self.pool = pool
         self.budget = TokenBudget(config.token_budget)
-        self._waiting: list[tuple[float, int, Request]] = []
+        self._waiting = PrefillQueue()
+        self._waiting_for_kv: list[tuple[float, int, Request]] = []
+        self._transferring: dict[str, Request] = {}
         self._denoising: dict[str, Request] = {}
         self._requests: dict[str, Request] = {}
         self._added = 0
@@ -47,65 +54,88 @@ class Scheduler:
         return len(self._denoising)
 
     @property
+    def num_transferring(self) -> int:
+        """Blocks whose KV is being read, or waits for pages to be read into."""
+        return len(self._waiting_for_kv) + len(self._transferring)
+
+    @property
     def has_work(self) -> bool:
         return bool(self._requests)
 
     @property
     def waiting_tokens(self) -> int:
         """Prefill tokens assigned to this worker and not yet run."""
-        return sum(cache_policy(r.params.cache_policy).prefill_tokens(r) for _, _, r in self._waiting)
+        return self._waiting.num_tokens
 
     def add(self, request: Request) -> None:
-        """Queues one block of `request` for its prefill, by the request's arrival time.
+        """Queues one block of `request` by the request's arrival time.
 
         Raises:
             InvalidRequestError: it can never fit this worker's KV pool.
-            ValueError: a request of this id is already here.
+            ValueError: a request of this id is already here, or aborted and KV still comes in for it.
         """
-        if request.request_id in self._requests:
+        if request.request_id in self._requests or request.request_id in self._transferring:
             raise ValueError(f"request {request.request_id} is already scheduled here")
-        needed, capacity = self.pool.pages_for(request.sequence_length), self.pool.num_pages
-        if needed > capacity:
-            raise InvalidRequestError(
-                f"prompt ({len(request.prompt)}) + canvas ({request.params.canvas_length}) = "
-                f"{request.sequence_length} tokens do not fit the KV cache of {capacity * self.pool.page_size} tokens"
-            )
+        require_capacity(self.pool, request)
         self._requests[request.request_id] = request
-        self._added += 1
-        insort(self._waiting, (request.arrival_time, self._added, request))
+        if request.status is RequestStatus.WAITING_FOR_KV:
+            self._added += 1
+            insort(self._waiting_for_kv, (request.arrival_time, self._added, request))
+        else:
+            self._waiting.add(request)
 
     def abort(self, request_id: str) -> Request | None:
-        """Forgets a request between two steps and frees its pages; None if it is not here."""
+        """Forgets a request between two steps and frees its pages; None if it is not here.
+
+        Pages that KV is being read into stay taken until `transfer_ended`.
+        """
         request = self._requests.get(request_id)
         if request is not None:
             self._drop(request)
             request.transition(RequestStatus.FINISHED_ABORTED)
         return request
 
+    def start_transfers(self) -> list[Request]:
+        """The blocks that got pages now: their KV has to be read, and its end to be told."""
+        started: list[Request] = []
+        while self._waiting_for_kv and len(self._denoising) + len(self._transferring) < self.config.max_num_seqs:
+            request = self._waiting_for_kv[0][2]
+            if not allocate(self.pool, request):
+                break
+            del self._waiting_for_kv[0]
+            request.transition(RequestStatus.TRANSFERRING)
+            self._transferring[request.request_id] = request
+            started.append(request)
+        return started
+
+    def transfer_ended(self, request_id: str, arrived: bool) -> Request | None:
+        """No more bytes come for this request; with `arrived` it is denoised from the next step on.
+
+        Otherwise it leaves: its block has to be prefilled again. None if it was aborted meanwhile.
+        """
+        request = self._transferring.pop(request_id)
+        if request.status.is_finished:
+            release(self.pool, request)
+            return None
+        if arrived:
+            self._denoise(request)
+        else:
+            self._drop(request)
+        return request
+
     def schedule(self) -> StepPlan | None:
         """The next step, or None when there is nothing to run."""
         decodes = list(self._denoising.values())
-        prefills: list[Request] = []
-        if self._waiting:
-            sizes = [cache_policy(r.params.cache_policy).prefill_tokens(r) for _, _, r in self._waiting]
-            admitted = self.budget.admit(self._decode_tokens, sizes, lambda i: self._seat(i, len(decodes)))
-            prefills = [request for _, _, request in self._waiting[:admitted]]
-            del self._waiting[:admitted]
-            for request in prefills:
-                request.transition(RequestStatus.PREFILLING)
-        else:
-            self.budget.admit(self._decode_tokens, (), lambda i: False)
+        admitted = self.budget.admit(self._decode_tokens, self._waiting.sizes, self._seat)
+        prefills = self._waiting.take(admitted)
         return StepPlan(prefills, decodes) if prefills or decodes else None
 
-    def _seat(self, index: int, num_decodes: int) -> bool:
-        request = self._waiting[index][2]
-        if num_decodes + index >= self.config.max_num_seqs:
+    def _seat(self, index: int) -> bool:
+        if self._waiting_for_kv:
+            return False  # what comes free is theirs
+        if len(self._denoising) + len(self._transferring) + index >= self.config.max_num_seqs:
             return False
-        pages = self.pool.allocate(request.request_id, self.pool.pages_for(request.sequence_length))
-        if pages is None:
-            return False
-        request.pages = pages
-        return True
+        return allocate(self.pool, self._waiting[index])
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Request]:
         """Applies what a step committed; returns the requests that leave: ended, failed or block done.
@@ -116,21 +146,18 @@ class Scheduler:
         left: list[Request] = []
         ran: Sequence[Request] = (*plan.prefills, *plan.decodes)
         for request, commits in zip(ran, result.commits, strict=True):
-            if request.request_id in result.errors:
-                request.transition(RequestStatus.FINISHED_ERROR)
-            else:
-                moved = request.commit(commits)
-                end = request.answer(len(request.response))[1] if moved else None
-                if end is not None:
-                    request.transition(end)
-                elif request.block.num_masked and request.status is RequestStatus.PREFILLING:
-                    request.transition(RequestStatus.DENOISING)
-                    self._denoising[request.request_id] = request
-                    self._decode_tokens += cache_policy(request.params.cache_policy).denoising_tokens(request)
-            if request.status.is_finished or not request.block.num_masked:
-                self._drop(request)
-                left.append(request)
+            if not request.apply(commits, request.request_id in result.errors):
+                if request.status is RequestStatus.PREFILLING:
+                    self._denoise(request)
+                continue
+            self._drop(request)
+            left.append(request)
         return left
+
+    def _denoise(self, request: Request) -> None:
+        request.transition(RequestStatus.DENOISING)
+        self._denoising[request.request_id] = request
+        self._decode_tokens += cache_policy(request.params.cache_policy).denoising_tokens(request)
 
     def _drop(self, request: Request) -> None:
         del self._requests[request.request_id]
@@ -139,7 +166,8 @@ class Scheduler:
         if self._denoising.pop(request.request_id, None) is not None:
             self._decode_tokens -= cache_policy(request.params.cache_policy).denoising_tokens(request)
         if request.status is RequestStatus.WAITING:
-            self._waiting = [entry for entry in self._waiting if entry[2] is not request]
-        if request.pages:
-            self.pool.release(request.request_id)
-            request.pages = []
+            self._waiting.discard(request)
+        elif request.status is RequestStatus.WAITING_FOR_KV:
+            self._waiting_for_kv = [entry for entry in self._waiting_for_kv if entry[2] is not request]
+        if request.request_id not in self._transferring:
+            release(self.pool, request)

@@ -1,0 +1,114 @@
+"""A prefill worker's queue and pages: whole prefills, whose KV is kept until a colocated worker has read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from backend.core.page_pool import PagePool
+from backend.core.prefill_queue import PrefillQueue, allocate, release, require_capacity
+from backend.core.request import Request, RequestStatus
+from backend.core.step import StepPlan, StepResult
+
+
+@dataclass(frozen=True)
+class PrefillSchedulerConfig:
+    """Attributes:
+    max_prefill_tokens: tokens of one step; a larger prefill runs alone.
+    """
+
+    max_prefill_tokens: int
+
+
+class PrefillScheduler:
+    """Head of line, the first always taken (paper section 4.2). Not thread-safe: one thread owns it."""
+
+    def __init__(self, config: PrefillSchedulerConfig, pool: PagePool) -> None:
+        self.config = config
+        self.pool = pool
+        self._waiting = PrefillQueue()
+        self._requests: dict[str, Request] = {}
+        self._num_held = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_held(self) -> int:
+        """Prefilled blocks whose KV waits to be read."""
+        return self._num_held
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self._waiting.num_tokens
+
+    def add(self, request: Request) -> None:
+        """Queues one block of `request` for its prefill, by the request's arrival time.
+
+        Raises:
+            InvalidRequestError: it can never fit this worker's KV pool.
+            ValueError: a request of this id is already here.
+        """
+        if request.request_id in self._requests:
+            raise ValueError(f"request {request.request_id} is already scheduled here")
+        require_capacity(self.pool, request)
+        self._requests[request.request_id] = request
+        self._waiting.add(request)
+
+    def abort(self, request_id: str) -> Request | None:
+        """Forgets a request between two steps and frees its pages; None if it is not here."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._drop(request)
+            request.transition(RequestStatus.FINISHED_ABORTED)
+        return request
+
+    def release(self, request_id: str) -> Request | None:
+        """Frees the pages of a block that has been read; None if it is not held here."""
+        request = self._requests.get(request_id)
+        if request is None or request.status is not RequestStatus.WAITING_FOR_KV:
+            return None
+        self._drop(request)
+        return request
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None when no prefill waits or none finds pages."""
+        admitted = tokens = 0
+        for size in self._waiting.sizes:
+            tokens += size
+            if admitted and tokens > self.config.max_prefill_tokens:
+                break
+            if not allocate(self.pool, self._waiting[admitted]):
+                break
+            admitted += 1
+        prefills = self._waiting.take(admitted)
+        return StepPlan(prefills, ()) if prefills else None
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[Request]:
+        """Applies what a step committed; returns the requests that leave: ended, failed or block done.
+
+        The others wait for their KV to be read, with status WAITING_FOR_KV.
+        """
+        left: list[Request] = []
+        ran: Sequence[Request] = plan.prefills
+        for request, commits in zip(ran, result.commits, strict=True):
+            if request.apply(commits, request.request_id in result.errors):
+                self._drop(request)
+                left.append(request)
+            else:
+                request.transition(RequestStatus.WAITING_FOR_KV)
+                self._num_held += 1
+        return left
+
+    def _drop(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        if request.status is RequestStatus.WAITING:
+            self._waiting.discard(request)
+        elif request.status is RequestStatus.WAITING_FOR_KV:
+            self._num_held -= 1
+        release(self.pool, request)
