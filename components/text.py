@@ -117,6 +117,7 @@ class _CharacterStream:
         # Decoded behind the tokens before it: a decoder may treat the start of a text differently.
         text = self._tokenizer.decode(self._window)
         if text == self._text:  # it may still show with the next one, as a space at the very start does
+            self._num_read += 1
             return ""
         if text.endswith(_NO_CHARACTER) and len(self._window) - self._num_read < _LONGEST_CHARACTER:
             return ""
