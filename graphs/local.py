@@ -130,6 +130,7 @@ class _Run:
             follower.poll()  # last words
             return 0 if up and not signals.repeated else 128 + signals.first.result()
         except (ChildFailed, readiness.NotServing) as error:
+            self._terminal.ending()
             await supervisor.stop()
             following.cancel()
             self._terminal.failed(str(error), error.log if isinstance(error, ChildFailed) else None)

@@ -63,9 +63,13 @@ class Terminal:
         problem = f"cannot write {error.filename}: {error.strerror}"
         self._console.print(Text(f"✗ {problem}; `sangam drain` needs the URL of a worker, not its name", "yellow"))
 
-    def stopping(self, reason: str) -> None:
+    def ending(self) -> None:
+        """From now on the processes end, and only `failed` still shows what they said."""
         self.settle()
         self._stopping = True
+
+    def stopping(self, reason: str) -> None:
+        self.ending()
         self._console.print(f"{reason}: stopping (once more to kill everything at once)")
 
     def failed(self, message: str, log: Path | None = None) -> None:
