@@ -62,12 +62,13 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         worker = find(name, arguments.graph, arguments.http_port, state.running())
         name = worker.name
+        started = time.monotonic()
         tell(worker)
         if arguments.no_wait:
             print(f"✓ {name} drains")
         else:
-            elapsed_s = wait(worker, arguments.timeout_s)
-            print(f"✓ {name} drained and left {elapsed_s:.1f} s")
+            wait(worker, arguments.timeout_s)
+            print(f"✓ {name} drained and left {time.monotonic() - started:.1f} s")
         return 0
     except (NotDrainable, DrainFailed) as error:
         print(f"sangam drain: {error}", file=sys.stderr)
@@ -129,8 +130,8 @@ def tell(worker: Worker) -> None:
         raise DrainFailed(f"{worker.name} refuses: HTTP {reply.status_code} {reply.text.strip()[:500]}")
 
 
-def wait(worker: Worker, timeout_s: float) -> float:
-    """Waits until the worker has left; how many seconds that took.
+def wait(worker: Worker, timeout_s: float) -> None:
+    """Waits until the worker has left.
 
     Raises:
         DrainFailed: it is still there, or died instead.
@@ -142,10 +143,10 @@ def wait(worker: Worker, timeout_s: float) -> float:
             is_silent = _is_silent(worker.status_url)
             if worker.graph is None:
                 if is_silent:
-                    return elapsed_s
+                    return
             # The port closes as soon as a process begins to end: that it has ended well, its supervisor knows.
             elif not worker.graph.still_has(worker.name):
-                return elapsed_s
+                return
             elif was_silent and not is_silent:
                 raise DrainFailed(f"{worker.name} died before it was done, and was started again")
             was_silent = is_silent

@@ -20,6 +20,8 @@ from graphs.launch import Settings
 from graphs.program import Program
 
 IMPORTANT = re.compile(r"\b(ERROR|CRITICAL|FATAL)\b")
+# What Dynamo logs of the watches of a process that ends.
+HARMLESS = re.compile(r"storage::kv\b.*channel closed")
 COLOURS = ("cyan", "magenta", "green", "blue", "yellow", "bright_cyan", "bright_magenta", "bright_green")
 TAIL_LINES = 20
 
@@ -37,7 +39,8 @@ class Terminal:
 
     def line(self, name: str, line: str) -> None:
         """One line that a process wrote."""
-        if line and (self._verbose or not self._stopping and IMPORTANT.search(line)):
+        is_shown = not self._stopping and IMPORTANT.search(line) and not HARMLESS.search(line)
+        if line and (self._verbose or is_shown):
             colour = self._colours.setdefault(name, COLOURS[len(self._colours) % len(COLOURS)])
             self._console.print(Text.assemble((f"{name:<19}│ ", colour), line))
 
