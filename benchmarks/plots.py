@@ -13,11 +13,11 @@ from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 from benchmarks.points import Measured  # noqa: E402
-from benchmarks.report import grouped  # noqa: E402
+from benchmarks.report import grouped, rest_s  # noqa: E402
 from benchmarks.scrape import PHASES  # noqa: E402
 
 COLOURS = ("#4477aa", "#cc6677", "#228833", "#ccbb44", "#aa3377", "#66ccee")
-PHASE_COLOURS = ("#bbbbbb", "#4477aa", "#dddddd", "#ee8866", "#44bb99")
+PHASE_COLOURS = ("#bbbbbb", "#4477aa", "#ddcc77", "#ee8866", "#44bb99", "#eeeeee")
 MARKERS = "osD^vP"
 DPI = 90
 
@@ -39,7 +39,7 @@ def _against_load(axes: Axes, results: Sequence[Measured], name: str, figure_of:
     lines: dict[str, list[tuple[float, float, float, float]]] = {}
     for (rate, variant), runs in grouped(results).items():
         values = [figure_of(run) for run in runs]
-        lines.setdefault(variant, []).append((rate, sum(values) / len(values), min(values), max(values)))
+        lines.setdefault(variant, []).append((rate, _mean(values), min(values), max(values)))
     for place, (variant, points) in enumerate(lines.items()):
         rates, means, lows, highs = zip(*points, strict=True)
         below = [mean - low for mean, low in zip(means, lows, strict=True)]
@@ -60,14 +60,23 @@ def _stacked(axes: Axes, results: Sequence[Measured], rate: float) -> None:
     at_rate = {variant: runs for (load, variant), runs in grouped(results).items() if load == rate}
     names = list(at_rate)
     left = [0.0] * len(names)
-    for phase, colour in zip(PHASES, PHASE_COLOURS, strict=True):
-        widths = [
-            sum(run.breakdown.phase_s.get(phase, 0.0) for run in at_rate[name]) / len(at_rate[name]) for name in names
-        ]
+    is_per_block = any(run.breakdown.is_per_block for run in results)
+    for phase, colour in zip((*PHASES, "rest"), PHASE_COLOURS, strict=True):
+        if phase == "rest" and is_per_block:
+            continue
+        widths = [_mean([_seconds(run, phase) for run in at_rate[name]]) for name in names]
         axes.barh(names, widths, left=left, color=colour, label=phase.replace("_", " "))
         left = [start + width for start, width in zip(left, widths, strict=True)]
-    unit = "block" if any(run.breakdown.is_per_block for run in results) else "request"
+    unit = "block" if is_per_block else "request"
     axes.set_title(f"phases of a mean {unit} at {rate:g} requests/s", fontsize=10)
     axes.set_xlabel("seconds")
     axes.invert_yaxis()
     axes.legend(fontsize=7)
+
+
+def _seconds(run: Measured, phase: str) -> float:
+    return rest_s(run) if phase == "rest" else run.breakdown.phase_s.get(phase, 0.0)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -9,6 +9,15 @@ from benchmarks.points import Measured, noise
 from benchmarks.scrape import PHASES
 from benchmarks.variants import Variant
 
+OVERFLOWS = "sangam_router_overflows_total"
+CPU_COLUMNS = {
+    "prefill workers": ("prefill workers",),
+    "colocated workers": ("colocated workers",),
+    "rest of the graph": ("router", "frontend", "NATS", "other"),
+    "load generator": ("client",),
+    "others": ("others",),
+}
+"""What a table shows -> the kinds of processes in it."""
 LATENCIES = (
     "load",
     "variant",
@@ -92,18 +101,27 @@ def breakdown_table(results: Sequence[Measured]) -> str:
     """Milliseconds per phase of a mean request, by the graph's own metrics, and who used the processors."""
     is_per_block = any(run.breakdown.is_per_block for run in results)
     phases = [phase for phase in PHASES if any(phase in run.breakdown.phase_s for run in results)]
-    kinds = list(dict.fromkeys(kind for run in results for kind in run.cores))
-    has_overflows = any("sangam_router_overflows_total" in run.breakdown.counters for run in results)
+    has_overflows = any(OVERFLOWS in run.breakdown.counters for run in results)
     head = ["load", "variant", *(f"{phase.replace('_', ' ')} ms" for phase in phases)]
-    rows = [[*head, *(["overflows"] if has_overflows else []), *(f"CPU: {kind}" for kind in kinds)]]
+    head += ([] if is_per_block else ["rest ms"]) + (["overflows"] if has_overflows else [])
+    rows = [[*head, *(f"CPU: {shown}" for shown in CPU_COLUMNS)]]
     for (rate, variant), runs in grouped(results).items():
         row = [f"{rate:g}", variant]
         row += [_milliseconds([run.breakdown.phase_s.get(phase, 0.0) for run in runs]) for phase in phases]
+        if not is_per_block:
+            row.append(_milliseconds([rest_s(run) for run in runs]))
         if has_overflows:
-            row.append(str(round(sum(run.breakdown.counters.get("sangam_router_overflows_total", 0) for run in runs))))
-        rows.append(row + [_number([run.cores.get(kind, 0.0) for run in runs]) for kind in kinds])
+            row.append(str(round(sum(run.breakdown.counters.get(OVERFLOWS, 0) for run in runs))))
+        for kinds in CPU_COLUMNS.values():
+            row.append(_number([sum(run.cores.get(kind, 0.0) for kind in kinds) for run in runs]))
+        rows.append(row)
     unit = "block, as the workers measure it" if is_per_block else "request, as the router measures it"
     return f"Phases of a mean {unit}; CPU in cores.\n\n{_markdown(rows)}"
+
+
+def rest_s(run: Measured) -> float:
+    """Of a mean request's latency, what is in no phase: frontend, router, the way there and back."""
+    return max(run.summary.latency.mean - sum(run.breakdown.phase_s.values()), 0.0)
 
 
 def noise_line(results: Sequence[Measured]) -> str:

@@ -33,7 +33,7 @@ from benchmarks.variants import Pools, Variant, variants
 DEFAULT_VARIANTS = ("colocated", "disaggregated", "hybrid", "conditional")
 SETTLE_S = 0.5
 """For the last request's metrics to arrive where they are shown."""
-LOOK_S, QUIET_WAIT_S, MAX_TRIES = 3.0, 600.0, 3
+LOOK_S, QUIET_WAIT_S, MAX_TRIES = 3.0, 1800.0, 3
 
 
 class Sweep:

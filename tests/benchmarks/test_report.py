@@ -31,15 +31,18 @@ def test_latencies_per_load_and_variant() -> None:
 
 def test_where_the_time_went() -> None:
     head, *rows = cells(breakdown_table(SWEEP))
-    assert head == ["load", "variant", "prefill ms", "decode ms", "overflows", "CPU: router", "CPU: others"]
-    assert rows[2] == ["4", "hybrid", "75.0", "150.0", "14", "0.12", "0.50"]
+    assert head == [
+        "load", "variant", "prefill ms", "decode ms", "rest ms", "overflows", "CPU: prefill workers",
+        "CPU: colocated workers", "CPU: rest of the graph", "CPU: load generator", "CPU: others",
+    ]  # fmt: skip
+    assert rows[2] == ["4", "hybrid", "75.0", "150.0", "75.0", "14", "0.00", "0.00", "0.12", "0.00", "0.50"]
     assert "request, as the router measures it" in breakdown_table(SWEEP)
 
 
 def test_phases_of_blocks_say_so() -> None:
     blocks = [dataclasses.replace(run, breakdown=Breakdown({"decode": 1.0}, True)) for run in SWEEP]
     assert "block, as the workers measure it" in breakdown_table(blocks)
-    assert "overflows" not in breakdown_table(blocks)
+    assert "overflows" not in breakdown_table(blocks) and "rest ms" not in breakdown_table(blocks)
 
 
 def test_the_noise_is_stated() -> None:
