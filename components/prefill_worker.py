@@ -1,4 +1,4 @@
-"""The prefill worker: whole prefills only, whose KV it keeps until a colocated worker has read it (paper section 4.2)."""
+"""The prefill worker: whole prefills, whose KV it keeps until a colocated worker has read it (paper section 4.2)."""
 
 from __future__ import annotations
 

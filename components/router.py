@@ -23,9 +23,9 @@ from components.dispatcher import Dispatcher, RequestFailedError, Trip
 from components.load_bus import LoadBus
 from components.protocol import ModelCard
 from components.request_parser import Limits, build_request, dllm_options, parse_options, parse_tokens_request
+from components.router_metrics import Account, RouterMetrics
 from components.runtime import Context, Message, ModelRegistration, Runtime, Workers, refuse, run
 from components.tensor_api import model_config, parse_tensor_request, tensor_response
-from components.router_metrics import Account, RouterMetrics
 from components.text import TextProcessor, TextStream
 
 log = logging.getLogger(__name__)
