@@ -12,8 +12,13 @@ from tests.e2e.served import Served
 
 # Short enough to wait for, long enough for a process that a busy machine does not let run.
 WORKER_TIMEOUT_S = 4.0
-TWO_WORKERS = ("--workers=2", f"--worker-timeout-s={WORKER_TIMEOUT_S}")
-SMALL = ("--workers=1", "--request-plane=tcp", "--max-queued-tokens=600", "--context-length=512")
+TIMEOUT = f"--worker-timeout-s={WORKER_TIMEOUT_S}"
+TWO_WORKERS = ("colocated", "--workers=2", TIMEOUT)
+SMALL = ("colocated", "--workers=1", "--request-plane=tcp", "--max-queued-tokens=600", "--context-length=512")
+
+# A few prefills, and the pool is saturated: under load about as many overflow as do not.
+HYBRID = ("hybrid", "--prefill=1", "--colocated=2", "--overflow-threshold=600", TIMEOUT)
+DISAGGREGATED = ("disaggregated", "--prefill=2", "--colocated=1", TIMEOUT)
 
 
 class _OneAtATime:
@@ -76,6 +81,24 @@ def small_graph(_graphs: _OneAtATime) -> Iterator[Served]:
     served.wait_until_whole(num_workers=1)
     yield served
     served.wait_until_whole(num_workers=1)
+
+
+@pytest.fixture
+def hybrid_graph(_graphs: _OneAtATime, chaotic_model: Path) -> Iterator[Served]:
+    """One prefill worker, two colocated ones, and prefills that overflow."""
+    served = _graphs.get("hybrid_graph", chaotic_model, HYBRID)
+    served.wait_until_whole(num_workers=3)
+    yield served
+    served.wait_until_whole(num_workers=3)
+
+
+@pytest.fixture
+def disaggregated_graph(_graphs: _OneAtATime, chaotic_model: Path) -> Iterator[Served]:
+    """Two prefill workers and one that only denoises."""
+    served = _graphs.get("disaggregated_graph", chaotic_model, DISAGGREGATED)
+    served.wait_until_whole(num_workers=3)
+    yield served
+    served.wait_until_whole(num_workers=3)
 
 
 @pytest.fixture(scope="session")

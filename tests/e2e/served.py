@@ -24,6 +24,8 @@ START_S = 90.0
 PATIENCE_S = 30.0
 MODEL_NAME = "demo"
 NUM_ROUTER_ENDPOINTS = 2  # one for tokens, one for tensors
+# What the router has charged to a worker.
+ACCOUNTS = tuple(f"sangam_router_{name}" for name in ("outstanding_prefill_tokens", "used_pages", "promised_pages"))
 # A step for every token: the slowest way to an answer, so that something can happen meanwhile.
 SLOW = {"annotations": ["dllm.unmasking:quota", "dllm.steps_per_block:32"]}
 
@@ -67,12 +69,13 @@ def _free_ports(count: int) -> list[int]:
 class Served:
     """A running graph."""
 
-    def __init__(self, folder: Path, model: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, model: Path, graph: str, *flags: str) -> None:
+        self.graph = graph
         self._output = folder / "output"
         self.logs = folder / "logs"
         http, grpc = _free_ports(2)
         self.url, self.grpc = f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"
-        command = [sys.executable, "-m", "graphs", "serve", "colocated", f"--model={model}"]
+        command = [sys.executable, "-m", "graphs", "serve", graph, f"--model={model}"]
         command += [f"--served-model-name={MODEL_NAME}", f"--http-port={http}", f"--grpc-port={grpc}"]
         with self._output.open("wb") as output:
             self.process = subprocess.Popen([*command, f"--log-dir={self.logs}", *flags], stdout=output, stderr=output)
@@ -98,8 +101,8 @@ class Served:
             raise
         self._status_urls = dict(re.findall(r"^(\w+(?:\.\d+)?) +(http://\S+) *$", self.output, re.MULTILINE))
 
-    def stop(self) -> None:
-        """Ctrl-C: everything ends, and nothing is left."""
+    def stop(self, num_processes: int = 6) -> None:
+        """Ctrl-C: everything ends, and nothing is left of at least so many processes."""
         pids = [*_children(self.process.pid), self.process.pid]
         self.openai.close()
         if self.is_running:
@@ -110,18 +113,15 @@ class Served:
             self.process.kill()
             self.process.wait()
         assert status == 0, self.output
-        assert len(pids) >= 6, "NATS, router, frontends, workers and serve itself were there to be stopped"
+        assert len(pids) >= num_processes, "NATS, router, frontends, workers and serve itself were there to be stopped"
         wait_until(lambda: not any(is_alive(pid) for pid in pids), "every process to end", 5.0)
 
     # Processes.
 
     def pid(self, program: str) -> int | None:
         """The process of `program`, as its log file is called; None while there is none."""
-        marker = {
-            "nats": "nats-server",
-            "router": "components.router",
-            "frontend": "dynamo.frontend",
-        }.get(program.partition(".")[0], "components.colocated_worker")
+        component = program.partition(".")[0]
+        marker = {"nats": "nats-server", "frontend": "dynamo.frontend"}.get(component, f"components.{component}")
         port = self._status_urls.get(program, "").rpartition(":")[2]
         for pid, command in _children(self.process.pid).items():
             if marker not in command or "child.py" in command:
@@ -159,8 +159,12 @@ class Served:
         lines = (line.rpartition(" ") for line in text.splitlines() if line.startswith("sangam_"))
         return {name: float(value) for name, _, value in lines}
 
-    def workers(self) -> list[str]:
-        return sorted(name for name in self._status_urls if "worker" in name)
+    def workers(self, component: str = "worker") -> list[str]:
+        return sorted(name for name in self._status_urls if component in name)
+
+    def total(self, metric: str, component: str = "worker") -> float:
+        """Of a metric without labels, over the workers that answer."""
+        return sum(self.metrics(worker).get(f"sangam_worker_{metric}", 0) for worker in self.workers(component))
 
     def model_is_listed(self) -> bool:
         listed = requests.get(f"{self.url}/v1/models", timeout=10).json()["data"]
@@ -172,17 +176,18 @@ class Served:
         router = self.metrics("router")
         if router.get("sangam_router_workers") != num_workers:
             problems.append(f"the router knows {router.get('sangam_router_workers')} workers")
-        for name in ("sangam_router_tokens_in_flight", "sangam_router_queued_blocks"):
+        for name in ("tokens_in_flight", "queued_blocks", "pending_decodes"):
+            name = f"sangam_router_{name}"
             if router.get(name) != 0:
                 problems.append(f"{name} is {router.get(name)}")
         for name, value in router.items():
-            if name.startswith("sangam_router_outstanding_prefill_tokens") and value != 0:
+            if name.startswith(ACCOUNTS) and value != 0:
                 problems.append(f"{name} is {value}")
         for worker in self.workers():
             metrics = self.metrics(worker)
             if not metrics or metrics["sangam_worker_free_pages"] != metrics["sangam_worker_num_pages"]:
                 problems.append(f"{worker} holds pages, or does not answer")
-            elif metrics["sangam_worker_num_waiting"] or metrics["sangam_worker_num_denoising"]:
+            elif any(metrics[f"sangam_worker_num_{what}"] for what in ("waiting", "denoising", "transferring", "held")):
                 problems.append(f"{worker} has work")
         # A killed router stays listed until its lease ends, and frontends go on sending it requests.
         routers = [name for name in self.discovered() if "/router/" in name]
