@@ -52,6 +52,7 @@ class KVSource:
         agent: how to reach the process; no two lives of a worker share it.
         pages_address: where `KVCache.data` begins.
         stamps_address: where the pages' stamps begin, int64 [num_pages] in host memory.
+        progress_address: where the pages' progress begins, the same.
     """
 
     name: str
@@ -62,6 +63,7 @@ class KVSource:
     agent: bytes
     pages_address: int
     stamps_address: int
+    progress_address: int
 
     def to_wire(self) -> dict[str, Any]:
         """As MessagePack can carry it."""
@@ -110,6 +112,14 @@ class KVTransfer(Protocol):
         """Makes every pull that has not read all of these pages yet fail. Call it before they are given to another."""
         ...
 
+    def begin(self, pages: Sequence[int]) -> None:
+        """A prefill of these pages may be pulled `by_layer`. Call it before anybody hears of their stamp."""
+        ...
+
+    def set_progress(self, pages: Sequence[int], num_layers: int) -> None:
+        """That many layers of these pages are complete, in memory that peers read."""
+        ...
+
     def expect(self, key: str) -> None:
         """`key` waits to be pulled from here: from now on `on_pulled(key)` may be called, once.
 
@@ -130,6 +140,7 @@ class KVTransfer(Protocol):
         stamp: int,
         key: str,
         timeout_s: float,
+        by_layer: bool = False,
     ) -> Future[TransferStats]:
         """Copies `source_pages` of a peer into `pages` of this worker, one to one, and tells the peer.
 
@@ -140,6 +151,8 @@ class KVTransfer(Protocol):
         Args:
             stamp: what the peer's `stamp` said of `source_pages`.
             key: what the peer expects to be pulled.
+            timeout_s: of everything, from the connection to the last byte and, by layer, the prefill.
+            by_layer: the peer's prefill may still run (see `begin`): each layer is read when it is complete.
 
         Raises (from the future):
             LayoutMismatchError: nothing was read.

@@ -17,6 +17,13 @@ from backend.transfer.stamps import PageStamps
 Result = TypeVar("Result")
 
 
+_PROGRESS_INTERVAL_S = 1e-3
+
+
+class _NotYet(Exception):
+    """To be tried again."""
+
+
 class LocalNetwork:
     """Where the transfers of one process find each other."""
 
@@ -45,13 +52,19 @@ class LocalTransfer:
         self._thread.start()
 
     def source(self) -> KVSource:
-        return KVSource(self.name, self._layout, self.num_pages, "cpu", 0, self._agent, 0, 0)
+        return KVSource(self.name, self._layout, self.num_pages, "cpu", 0, self._agent, 0, 0, 0)
 
     def stamp(self, pages: Sequence[int]) -> int:
         return self.stamps.stamp(pages)
 
     def invalidate(self, pages: Sequence[int]) -> None:
         self.stamps.invalidate(pages)
+
+    def begin(self, pages: Sequence[int]) -> None:
+        self.stamps.set_progress(pages, 0)
+
+    def set_progress(self, pages: Sequence[int], num_layers: int) -> None:
+        self.stamps.set_progress(pages, num_layers)
 
     def expect(self, key: str) -> None:
         self._mailbox.put(lambda: self._expected.add(key))
@@ -68,18 +81,31 @@ class LocalTransfer:
         stamp: int,
         key: str,
         timeout_s: float,
+        by_layer: bool = False,
     ) -> Future[TransferStats]:
         started = time.monotonic()
 
+        num_read = 0
+
         def copy() -> TransferStats:
+            nonlocal num_read
             check_pull(self._layout, self.num_pages, source, source_pages, pages)
             peer = self._peer(source, started + timeout_s)
-            moved = peer.cache.data[:, :, list(source_pages)]
-            self.cache.data[:, :, list(pages)] = moved
+            num_layers = self._layout.num_layers
+            num_complete = int(peer.stamps.progress[source_pages[0]]) if by_layer else num_layers
+            released = TransferError(f"{source.name} released the pages of {key} meanwhile")
+            if not num_read <= num_complete <= num_layers:
+                raise released
+            layers = slice(num_read, num_complete)
+            self.cache.data[layers, :, list(pages)] = peer.cache.data[layers, :, list(source_pages)]
+            num_read = num_complete
+            if num_read < num_layers:
+                raise _NotYet
             if peer.stamp(source_pages) != stamp:
-                raise TransferError(f"{source.name} released the pages of {key} meanwhile")
+                raise released
             peer.notify(key)
-            return TransferStats(moved.nbytes, time.monotonic() - started)
+            num_bytes = 2 * num_layers * len(pages) * self._layout.page_bytes
+            return TransferStats(num_bytes, time.monotonic() - started)
 
         return self._submit(copy)
 
@@ -120,9 +146,15 @@ class LocalTransfer:
                 future.set_result(work())
             except TransferError as error:
                 future.set_exception(error)
+            except _NotYet:
+                time.sleep(_PROGRESS_INTERVAL_S)
+                put()
 
-        if not self._mailbox.put(run):
-            future.set_exception(TransferError(f"{self.name} is closed"))
+        def put() -> None:
+            if not self._mailbox.put(run):
+                future.set_exception(TransferError(f"{self.name} is closed"))
+
+        put()
         return future
 
     def _run(self) -> None:

@@ -15,7 +15,7 @@ from backend.attention.kv_cache import KVCache
 from backend.transfer.base import KVLayout, KVSource, TransferError, TransferStats, check_pull
 from backend.transfer.mailbox import Mailbox
 from backend.transfer.nixl_agent import Memory, NixlAgent
-from backend.transfer.nixl_link import Greeting, Job, Link, PagedMemory, Pull
+from backend.transfer.nixl_link import Greeting, Job, Link, PagedMemory, Pull, Wanted
 from backend.transfer.stamps import PageStamps
 
 log = logging.getLogger(__name__)
@@ -46,10 +46,10 @@ class NixlTransfer:
         self._layout = KVLayout.of(cache, model)
         self._pages = PagedMemory(self._layout, num_pages, data.data_ptr(), device, device_index)
         self._stamps = PageStamps(num_pages)
-        stamps = Memory.of(self._stamps.stamps)
+        stamps, progress = Memory.of(self._stamps.stamps), Memory.of(self._stamps.progress)
         self._agent = NixlAgent(name, serves=True)
-        self._agent.register(self._pages.memory)
-        self._agent.register(stamps)
+        for memory in (self._pages.memory, stamps, progress):
+            self._agent.register(memory)
         self._source = KVSource(
             name,
             self._layout,
@@ -59,6 +59,7 @@ class NixlTransfer:
             self._agent.metadata(),
             data.data_ptr(),
             stamps.address,
+            progress.address,
         )
         self._expected: set[str] = set()
         self._links: dict[bytes, Link] = {}
@@ -78,6 +79,12 @@ class NixlTransfer:
     def invalidate(self, pages: Sequence[int]) -> None:
         self._stamps.invalidate(pages)
 
+    def begin(self, pages: Sequence[int]) -> None:
+        self._stamps.set_progress(pages, 0)
+
+    def set_progress(self, pages: Sequence[int], num_layers: int) -> None:
+        self._stamps.set_progress(pages, num_layers)
+
     def expect(self, key: str) -> None:
         self._mailbox.put(lambda: self._expected.add(key))
 
@@ -93,6 +100,7 @@ class NixlTransfer:
         stamp: int,
         key: str,
         timeout_s: float,
+        by_layer: bool = False,
     ) -> Future[TransferStats]:
         started = time.monotonic()
         future: Future[TransferStats] = Future()
@@ -102,9 +110,8 @@ class NixlTransfer:
         except TransferError as error:
             future.set_exception(error)
             return future
-        end = started + timeout_s
-        from_pages, to_pages = tuple(source_pages), tuple(pages)
-        self._submit(source, future, lambda link: Pull(link, future, started, end, from_pages, to_pages, stamp, key))
+        wanted = Wanted(tuple(source_pages), tuple(pages), stamp, key, by_layer, started)
+        self._submit(source, future, lambda link: Pull(link, future, started + timeout_s, wanted))
         return future
 
     def connect(self, source: KVSource, *, timeout_s: float) -> Future[None]:

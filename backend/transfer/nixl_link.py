@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ _BATCH_BYTES = 16 * 2**20
 _WINDOW_BYTES = 2 * _BATCH_BYTES
 # A peer that owes something to a pull that has failed, and has sent nothing for so long, does not answer any more.
 _GRACE_S = 0.4
+# How late a layer may be seen to be complete.
+_PROGRESS_INTERVAL_S = 1e-3
 # For a notification, which nobody waits for.
 _NOTIFY_S = 5.0
 
@@ -65,7 +68,6 @@ class Link:
         # A word of the peer's arrives in the place of the pull's first page, which no other pull has;
         # what comes along with a notification, in the last place, where nobody looks.
         self.landing = np.zeros(own.num_pages + 1, dtype=np.int64)
-        stamps = Memory(source.stamps_address, 8 * source.num_pages)
         self.agent = NixlAgent(f"{name} reading {source.name}", serves=False)
         try:
             peer = self.agent.add_peer(source.agent)
@@ -75,7 +77,8 @@ class Link:
             self.own_pages = self.agent.prepare(None, own.memory, own.addresses, page_bytes)
             self.peers_pages = self.agent.prepare(peer, self.peers.memory, self.peers.addresses, page_bytes)
             self.own_words = self._prepare_words(None, Memory.of(self.landing))
-            self.peers_stamps = self._prepare_words(peer, stamps)
+            self.peers_stamps = self._prepare_words(peer, Memory(source.stamps_address, 8 * source.num_pages))
+            self.peers_progress = self._prepare_words(peer, Memory(source.progress_address, 8 * source.num_pages))
         except BaseException:
             self.agent.close()
             raise
@@ -202,43 +205,65 @@ class Greeting(Job):
         self.future.set_result(None)
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What to pull: the arguments of `KVTransfer.pull`, and when it was called."""
+
+    source_pages: Sequence[int]
+    pages: Sequence[int]
+    stamp: int
+    key: str
+    by_layer: bool
+    started: float
+
+
 class Pull(Job):
     """See `KVTransfer.pull`."""
 
-    def __init__(
-        self,
-        link: Link,
-        future: Future[TransferStats],
-        started: float,
-        deadline: float,
-        source_pages: Sequence[int],
-        pages: Sequence[int],
-        stamp: int,
-        key: str,
-    ) -> None:
+    def __init__(self, link: Link, future: Future[TransferStats], deadline: float, wanted: Wanted) -> None:
         super().__init__(link, future, deadline)
-        self._started = started
-        self._source_pages, self._pages = source_pages, pages
-        self._stamp, self._key = stamp, key
+        self._wanted = wanted
 
     def _script(self) -> Script:
-        link = self.link
+        link, wanted = self.link, self._wanted
         layout = link.source.layout
-        yield from self._read(range(layout.num_layers))
+        yield from self._read_as_they_come() if wanted.by_layer else self._read(range(layout.num_layers))
         yield from self._all_arrived()
         # Only now: a stamp that is read before the last byte says nothing about that byte.
-        found = yield from self._word(link.peers_stamps, self._source_pages[0], self._pages[0])
-        if found != self._stamp:
-            raise TransferError(f"{link.source.name} released the pages of {self._key} meanwhile")
-        num_bytes = 2 * layout.num_layers * len(self._pages) * layout.page_bytes
+        if (yield from self._first_pages(link.peers_stamps)) != wanted.stamp:
+            raise self._released()
+        num_bytes = 2 * layout.num_layers * len(wanted.pages) * layout.page_bytes
         now = time.monotonic()
-        self.future.set_result(TransferStats(num_bytes, now - self._started))
+        self.future.set_result(TransferStats(num_bytes, now - wanted.started))
         self.deadline = now + _NOTIFY_S
-        yield from self._notify(self._key.encode())
+        yield from self._notify(wanted.key.encode())
+
+    def _first_pages(self, words: int) -> Generator[None, None, int]:
+        """A word of the peer's about the sequence."""
+        return (yield from self._word(words, self._wanted.source_pages[0], self._wanted.pages[0]))
+
+    def _released(self) -> TransferError:
+        return TransferError(f"{self.link.source.name} released the pages of {self._wanted.key} meanwhile")
+
+    def _read_as_they_come(self) -> Script:
+        num_read = 0
+        while num_read < self.link.source.layout.num_layers:
+            num_complete = yield from self._first_pages(self.link.peers_progress)
+            if not num_read <= num_complete <= self.link.source.layout.num_layers:
+                raise self._released()
+            yield from self._read(range(num_read, num_complete))
+            if num_read == num_complete:
+                yield from self._wait(_PROGRESS_INTERVAL_S)
+            num_read = num_complete
+
+    def _wait(self, seconds: float) -> Script:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            yield
 
     def _read(self, layers: range) -> Script:
         link = self.link
-        into, of = link.own.pieces(self._pages, layers), link.peers.pieces(self._source_pages, layers)
+        into, of = link.own.pieces(self._wanted.pages, layers), link.peers.pieces(self._wanted.source_pages, layers)
         page_bytes = link.source.layout.page_bytes
         step = max(1, _BATCH_BYTES // page_bytes)
         for first in range(0, len(into), step):

@@ -10,7 +10,7 @@ def source() -> KVSource:
     cache = KVCache(2, 5, 16, 3, 8, torch.bfloat16, torch.device("cpu"))
     layout = KVLayout.of(cache, "model")
     assert layout.page_bytes == cache.data[0, 0, 0].nbytes
-    return KVSource("worker", layout, 5, "cpu", 0, b"\x00\xff", 2**63 + 5, 2**62)
+    return KVSource("worker", layout, 5, "cpu", 0, b"\x00\xff", 2**63 + 5, 2**62, 1)
 
 
 def test_a_source_survives_the_wire() -> None:

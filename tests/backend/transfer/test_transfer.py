@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 
+from backend.attention.kv_cache import KVCache
 from backend.transfer.base import KVTransfer, LayoutMismatchError, TransferError, TransferStats
 from backend.transfer.local import LocalNetwork, LocalTransfer
 from backend.transfer.nixl import NixlTransfer
 from tests.backend.transfer.workers import MODEL, NUM_LAYERS, Owner, Puller, RemoteOwner, content, wait_until
 
 TIMEOUT_S = 20.0
+SOON_S = 2.0  # at once, on a machine that does much else
 SOURCE_PAGES = (90, 3, 4, 5, 41, 12)
 PAGES = (0, 63, 17, 18, 19, 5)
 
@@ -39,13 +42,13 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         else:
             owner = request.getfixturevalue("remote")("shared")
 
-        def new_transfer(cache, model, on_pulled) -> KVTransfer:
+        def new_transfer(cache: KVCache, model: str, on_pulled: Callable[[str], None]) -> KVTransfer:
             if request.param == "local":
                 return LocalTransfer(cache, "puller", model, on_pulled, network)
             return NixlTransfer(cache, "puller", model, on_pulled)
 
-        def new_puller(*args, **kwargs) -> Puller:
-            puller = Puller(new_transfer, *args, **kwargs)
+        def new_puller(**different: Any) -> Puller:
+            puller = Puller(new_transfer, **different)
             closing.callback(puller.transfer.close)
             return puller
 
@@ -54,9 +57,20 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 def pull(
-    world: World, puller: Puller, key: str, stamp: int, pages=PAGES, source_pages=SOURCE_PAGES
+    world: World,
+    puller: Puller,
+    key: str,
+    stamp: int,
+    pages: Sequence[int] = PAGES,
+    source_pages: Sequence[int] = SOURCE_PAGES,
+    *,
+    by_layer: bool = False,
+    timeout_s: float = TIMEOUT_S,
 ) -> Future[TransferStats]:
-    return puller.transfer.pull(world.owner.source(), source_pages, pages, stamp=stamp, key=key, timeout_s=TIMEOUT_S)
+    source = world.owner.source()
+    return puller.transfer.pull(
+        source, source_pages, pages, stamp=stamp, key=key, timeout_s=timeout_s, by_layer=by_layer
+    )
 
 
 def test_pages_arrive_where_they_should_and_nowhere_else(world: World) -> None:
@@ -83,7 +97,8 @@ def test_the_source_hears_of_it_once(world: World) -> None:
 
 def test_many_at_once(world: World) -> None:
     puller = world.new_puller()
-    futures, read = [], {}
+    futures: list[Future[TransferStats]] = []
+    read: dict[int, torch.Tensor] = {}
     for i in range(30):
         source_pages, pages = (3 * i + 2, 3 * i + 1, 3 * i), (2 * i, 2 * i + 1)
         stamp = world.owner.prefill(f"many {i}", source_pages, i)
@@ -144,7 +159,71 @@ def test_pages_that_are_released_meanwhile_are_never_taken_for_good(world: World
             assert torch.equal(puller.cache.data[:, :, :48], expected)
         except TransferError as error:
             assert "meanwhile" in str(error)
-        wait_until(lambda stamp=stamp: world.owner.is_released(source_pages, stamp))  # type: ignore[misc]
+        wait_until(lambda stamp=stamp: world.owner.is_released(source_pages, stamp))
+
+
+def test_layers_are_read_as_they_come(world: World) -> None:
+    puller = world.new_puller()
+    stamp = world.owner.begin("by layer", SOURCE_PAGES)
+    future = pull(world, puller, "by layer", stamp, by_layer=True)
+    read = {page: torch.zeros_like(tensor) for page, tensor in zip(PAGES, content(1, len(PAGES)), strict=True)}
+    for layer in range(NUM_LAYERS):
+        assert not future.done()
+        world.owner.prefill_layer(SOURCE_PAGES, layer, 1)
+        for page, tensor in zip(PAGES, content(1, len(PAGES)), strict=True):
+            read[page][layer] = tensor[layer]
+        wait_until(lambda layer=layer: bool(puller.cache.data[layer, :, list(PAGES)].ne(0).all()))
+        puller.check(read)
+    assert future.result().num_bytes == 2 * NUM_LAYERS * len(PAGES) * 16 * 2 * 64 * 4
+    wait_until(lambda: world.owner.pulled("by layer") == 1)
+
+
+def test_many_prefills_are_read_by_layer_at_once(world: World) -> None:
+    puller = world.new_puller()
+    futures: list[Future[TransferStats]] = []
+    read: dict[int, torch.Tensor] = {}
+    for i in range(10):
+        source_pages, pages = (3 * i + 2, 3 * i), (2 * i, 2 * i + 1)
+        stamp = world.owner.begin(f"prefill {i}", source_pages)
+        futures.append(pull(world, puller, f"prefill {i}", stamp, pages, source_pages, by_layer=True))
+        read.update(zip(pages, content(i, 2), strict=True))
+    stamp = world.owner.prefill("ready", (90, 91), 11)
+    pull(world, puller, "ready", stamp, (60, 61), (90, 91)).result()
+    read.update(zip((60, 61), content(11, 2), strict=True))
+    for layer in range(NUM_LAYERS):
+        for i in reversed(range(10)):
+            world.owner.prefill_layer((3 * i + 2, 3 * i), layer, i)
+    for future in futures:
+        future.result()
+    puller.check(read)
+
+
+@pytest.mark.parametrize("num_layers", [0, 2, 4])
+def test_pages_that_are_released_between_layers_are_an_error(world: World, num_layers: int) -> None:
+    puller = world.new_puller()
+    key = f"released after {num_layers}"
+    stamp = world.owner.begin(key, SOURCE_PAGES)
+    for layer in range(min(num_layers, NUM_LAYERS - 1)):
+        world.owner.prefill_layer(SOURCE_PAGES, layer, 1)
+    future = pull(world, puller, key, stamp, by_layer=True)
+    wait_until(lambda: bool(puller.cache.data[: min(num_layers, NUM_LAYERS - 1), :, list(PAGES)].ne(0).all()))
+    world.owner.release(SOURCE_PAGES)
+    if num_layers == NUM_LAYERS:  # by somebody else, whose prefill is ahead
+        world.owner.begin(f"{key}, next", SOURCE_PAGES)
+        for layer in range(NUM_LAYERS):
+            world.owner.prefill_layer(SOURCE_PAGES, layer, 2)
+    with pytest.raises(TransferError, match=f"released the pages of {key} meanwhile"):
+        future.result(SOON_S)
+    assert world.owner.pulled(key) == 0
+
+
+def test_a_prefill_that_does_not_go_on_is_given_up(world: World) -> None:
+    puller = world.new_puller()
+    stamp = world.owner.begin("stuck", SOURCE_PAGES)
+    with pytest.raises(TransferError, match="did not answer in time"):
+        pull(world, puller, "stuck", stamp, by_layer=True, timeout_s=0.1).result(SOON_S)
+    stamp = world.owner.prefill("next", SOURCE_PAGES, 1)
+    assert pull(world, puller, "next", stamp).result().seconds < SOON_S
 
 
 def test_a_peer_that_was_dropped_can_be_pulled_from_again(world: World) -> None:

@@ -80,6 +80,17 @@ class Owner:
         self.transfer.expect(key)
         return self.transfer.stamp(pages)
 
+    def begin(self, key: str, pages: Sequence[int]) -> int:
+        """Like `prefill`, but nothing is complete yet."""
+        self.transfer.begin(pages)
+        self.transfer.expect(key)
+        return self.transfer.stamp(pages)
+
+    def prefill_layer(self, pages: Sequence[int], layer: int, seed: int) -> None:
+        for page, tensor in zip(pages, content(seed, len(pages)), strict=True):
+            self.cache.data[layer, :, page] = tensor[layer]
+        self.transfer.set_progress(pages, layer + 1)
+
     def forget(self, key: str) -> None:
         self.transfer.forget(key)
 
