@@ -16,6 +16,9 @@ from components.runtime import Workers
 
 log = logging.getLogger(__name__)
 
+# A worker to which a call broke is alive if it is heard within so long: several load reports.
+_SUSPECT_TIMEOUT_S = 1.5
+
 
 @dataclass
 class FleetWorker:
@@ -82,8 +85,10 @@ class Fleet:
         for worker in list(self._workers.values()):
             component = worker.report.component
             silence = now - max(worker.heard_at, self._bus.connected_since)
-            if self._bus.is_connected and silence > self._worker_timeout_s and not worker.lost.is_set():
-                log.warning("%s %d has been silent for %.1f s: lost", component, worker.worker_id, silence)
+            patience = min(_SUSPECT_TIMEOUT_S, self._worker_timeout_s) if worker.is_suspect else self._worker_timeout_s
+            if self._bus.is_connected and silence > patience and not worker.lost.is_set():
+                if worker.worker_id in listed[component]:  # else it has left
+                    log.warning("%s %d has been silent for %.1f s: lost", component, worker.worker_id, silence)
                 worker.lost.set()
             self._show_or_hide(worker, listed[component])
             if worker.lost.is_set() and worker.worker_id not in listed[component]:
