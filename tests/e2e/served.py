@@ -77,8 +77,11 @@ class Served:
         self.url, self.grpc = f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"
         command = [sys.executable, "-m", "graphs", "serve", graph, f"--model={model}"]
         command += [f"--served-model-name={MODEL_NAME}", f"--http-port={http}", f"--grpc-port={grpc}"]
+        # What `sangam serve` writes down of what runs stays here, too.
+        self.environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
+        command += [f"--log-dir={self.logs}", *flags]
         with self._output.open("wb") as output:
-            self.process = subprocess.Popen([*command, f"--log-dir={self.logs}", *flags], stdout=output, stderr=output)
+            self.process = subprocess.Popen(command, stdout=output, stderr=output, env=self.environment)
         self._status_urls: dict[str, str] = {}
         self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
 

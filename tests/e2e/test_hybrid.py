@@ -183,7 +183,7 @@ def test_clients_that_leave_free_both_sides(hybrid_graph: Served) -> None:
 def drain(graph: Served, worker: str) -> subprocess.CompletedProcess[str]:
     port = graph.url.rpartition(":")[2]
     command = [sys.executable, "-m", "graphs", "drain", worker, "--http-port", port]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=graph.environment)
 
 
 def test_workers_drained_under_load_leave_and_nobody_notices(
