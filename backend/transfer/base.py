@@ -164,6 +164,7 @@ class KVTransfer(Protocol):
         """Spends what the first pull from a peer costs more than the others.
 
         Raises (from the future):
+            LayoutMismatchError: no pull can succeed.
             TransferError: the peer cannot be reached. A pull may still be tried.
         """
         ...
@@ -177,12 +178,14 @@ class KVTransfer(Protocol):
         ...
 
 
-def check_pull(
-    layout: KVLayout, num_pages: int, source: KVSource, source_pages: Sequence[int], pages: Sequence[int]
-) -> None:
-    """Raises LayoutMismatchError or TransferError unless `pages` of a pool of `num_pages` can take `source_pages`."""
+def check_layout(layout: KVLayout, source: KVSource) -> None:
+    """Raises LayoutMismatchError unless a worker that keeps KV as `layout` can take the source's pages."""
     if source.layout != layout:
         raise LayoutMismatchError(f"{source.name} keeps KV as {source.layout}, this worker as {layout}")
+
+
+def check_pages(num_pages: int, source: KVSource, source_pages: Sequence[int], pages: Sequence[int]) -> None:
+    """Raises TransferError unless `source_pages` exist and `pages`, of a pool of `num_pages`, can take them."""
     if not pages or len(pages) != len(source_pages):
         raise TransferError(f"{len(source_pages)} pages of {source.name} cannot go into {len(pages)}")
     for of, indices, limit in ((source.name, source_pages, source.num_pages), ("this worker", pages, num_pages)):

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from backend.attention.kv_cache import KVCache
-from backend.transfer.base import KVLayout, KVSource, TransferError, TransferStats, check_pull
+from backend.transfer.base import KVLayout, KVSource, TransferError, TransferStats, check_layout, check_pages
 from backend.transfer.mailbox import Mailbox
 from backend.transfer.stamps import PageStamps
 
@@ -89,8 +89,8 @@ class LocalTransfer:
 
         def copy() -> TransferStats:
             nonlocal num_read
-            check_pull(self._layout, self.num_pages, source, source_pages, pages)
             peer = self._peer(source, started + timeout_s)
+            check_pages(self.num_pages, source, source_pages, pages)
             num_layers = self._layout.num_layers
             num_complete = int(peer.stamps.progress[source_pages[0]]) if by_layer else num_layers
             released = TransferError(f"{source.name} released the pages of {key} meanwhile")
@@ -126,6 +126,7 @@ class LocalTransfer:
         self._mailbox.put(lambda: self._pulled(key))
 
     def _peer(self, source: KVSource, deadline: float) -> LocalTransfer:
+        check_layout(self._layout, source)
         if self._agent not in self._peers:
             raise TransferError(f"{self.name} is closed")
         if source.agent not in self._peers or time.monotonic() > deadline:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from backend.attention.kv_cache import KVCache
-from backend.transfer.base import KVLayout, KVSource, TransferError, TransferStats, check_pull
+from backend.transfer.base import KVLayout, KVSource, TransferError, TransferStats, check_layout, check_pages
 from backend.transfer.mailbox import Mailbox
 from backend.transfer.nixl_agent import Memory, NixlAgent
 from backend.transfer.nixl_link import Greeting, Job, Link, PagedMemory, Pull, Wanted
@@ -103,23 +103,17 @@ class NixlTransfer:
         by_layer: bool = False,
     ) -> Future[TransferStats]:
         started = time.monotonic()
-        future: Future[TransferStats] = Future()
-        future.set_running_or_notify_cancel()
-        try:
-            check_pull(self._layout, self._pages.num_pages, source, source_pages, pages)
-        except TransferError as error:
-            future.set_exception(error)
-            return future
         wanted = Wanted(tuple(source_pages), tuple(pages), stamp, key, by_layer, started)
-        self._submit(source, future, lambda link: Pull(link, future, started + timeout_s, wanted))
-        return future
+
+        def new_job(link: Link, future: Future[TransferStats]) -> Job:
+            check_pages(self._pages.num_pages, source, wanted.source_pages, wanted.pages)
+            return Pull(link, future, started + timeout_s, wanted)
+
+        return self._submit(source, new_job)
 
     def connect(self, source: KVSource, *, timeout_s: float) -> Future[None]:
         deadline = time.monotonic() + timeout_s
-        future: Future[None] = Future()
-        future.set_running_or_notify_cancel()
-        self._submit(source, future, lambda link: Greeting(link, future, deadline))
-        return future
+        return self._submit(source, lambda link, future: Greeting(link, future, deadline))
 
     def drop_peer(self, name: str) -> None:
         self._mailbox.put(lambda: self._drop_peer(name))
@@ -128,9 +122,12 @@ class NixlTransfer:
         self._mailbox.close()
         self._thread.join()
 
-    def _submit(self, source: KVSource, future: Future[Any], job: Callable[[Link], Job]) -> None:
-        if not self._mailbox.put(lambda: self._begin(source, future, job)):
+    def _submit(self, source: KVSource, new_job: Callable[[Link, Future[Any]], Job]) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        if not self._mailbox.put(lambda: self._begin(source, future, new_job)):
             future.set_exception(TransferError(f"{self.name} is closed"))
+        return future
 
     # What follows runs in the transfer's thread.
 
@@ -186,10 +183,13 @@ class NixlTransfer:
                 except Exception:
                     log.exception("nobody took notice that %s has been pulled", key)
 
-    def _begin(self, source: KVSource, future: Future[Any], job: Callable[[Link], Job]) -> None:
+    def _begin(self, source: KVSource, future: Future[Any], new_job: Callable[[Link, Future[Any]], Job]) -> None:
         try:
+            check_layout(self._layout, source)
             link = self._links.get(source.agent) or self._new_link(source)
-            link.jobs.append(job(link))
+            link.jobs.append(new_job(link, future))
+        except TransferError as error:
+            future.set_exception(error)
         except Exception as error:  # NIXL's have no common base
             future.set_exception(TransferError(f"{source.name} cannot be reached: {_say(error)}"))
 
