@@ -36,7 +36,14 @@ class ColocatedWorker(Worker[ColocatedWorkerConfig]):
         prefill_workers = await Workers.of(runtime, "prefill_worker", "kv_source")
         name = f"{self.component}-{self.worker_id}"
         self._sources = KVSources(prefill_workers, self._cache, name, self.card.fingerprint)
-        return [asyncio.ensure_future(self._sources.watch())]
+        prefilled = runtime.serve(runtime.endpoint(self.component, "prefilled"), self.prefilled, None)
+        return [asyncio.ensure_future(self._sources.watch()), prefilled]
+
+    async def prefilled(self, message: Message, context: Context) -> AsyncIterator[Message]:
+        """What the prefill of a block has committed whose KV is read from here while it runs."""
+        held = HeldKV.from_wire(message)
+        self.engine.prefilled(held.key, held.commits)
+        yield {"is_done": True}
 
     async def generate(self, message: Message, context: Context) -> AsyncIterator[Message]:
         try:
@@ -62,7 +69,15 @@ class ColocatedWorker(Worker[ColocatedWorkerConfig]):
         transfer, source = await self._sources.get(held.worker_id, timeout_s)
 
         def pull(pages: Sequence[int]) -> Future[TransferStats]:
-            return transfer.pull(source, held.pages, pages, stamp=held.stamp, key=held.key, timeout_s=timeout_s)
+            return transfer.pull(
+                source,
+                held.pages,
+                pages,
+                stamp=held.stamp,
+                key=held.key,
+                timeout_s=timeout_s,
+                by_layer=held.is_running,
+            )
 
         return pull
 

@@ -99,6 +99,7 @@ class PrefillWorkerConfig(WorkerConfig):
     """A prefill worker: prefills only, and keeps the KV until a colocated worker has read it."""
 
     max_prefill_tokens: int = Field(4096, ge=1, description="tokens of one step; a larger prefill runs alone")
+    kv_transfer_overlap: bool = Field(False, description="let KV be read layer by layer while the prefill runs")
     kv_lease_s: float = Field(60.0, gt=0, description="how long KV is kept for a reader who does not come")
 
 
@@ -179,6 +180,8 @@ def _kind(field: FieldInfo) -> dict[str, Any]:
         return {"choices": typing.get_args(annotation), "metavar": None}
     if isinstance(annotation, types.UnionType):
         annotation = typing.get_args(annotation)[0]
+    if annotation is bool:
+        return {"choices": ("true", "false"), "metavar": None}
     return {"type": annotation}
 
 

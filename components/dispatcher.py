@@ -38,6 +38,51 @@ class BlockLostError(RuntimeError):
         self.is_transfer = is_transfer
 
 
+class _Source:
+    """A prefill worker's call from the moment that it holds KV: followed until its pages are free.
+
+    Attributes:
+        held: the last it said of where the KV lies.
+        prefilled: what it says when the prefill has run, if that is still to come.
+        done: ends when the pages are free, with BlockLostError if nobody has read them by then.
+    """
+
+    def __init__(
+        self,
+        held: HeldKV,
+        news_of: AsyncIterator[BlockNews],
+        on_prefilled: Callable[[], None],
+        on_freed: Callable[[], None],
+    ) -> None:
+        self.held = held
+        self.prefilled: asyncio.Future[BlockNews] = asyncio.get_running_loop().create_future()
+        self._on_prefilled, self._on_freed = on_prefilled, on_freed
+        self.done = asyncio.ensure_future(self._follow(news_of))
+        self.done.add_done_callback(self._settle)
+
+    async def _follow(self, news_of: AsyncIterator[BlockNews]) -> None:
+        async for news in news_of:
+            if self.held.is_running:
+                self._on_prefilled()
+                if news.held is not None:
+                    self.held = news.held
+                self.prefilled.set_result(news)
+            elif news.error:
+                raise BlockLostError(news.error)
+            if news.is_done:
+                self._on_freed()
+                return
+        raise BlockLostError("the prefill worker's stream ended before the KV was read")
+
+    def _settle(self, done: asyncio.Future[None]) -> None:
+        if not self.prefilled.done():
+            if failure := _failure(done):
+                self.prefilled.set_exception(failure)
+                self.prefilled.exception()  # often nobody waits for it
+            else:
+                self.prefilled.cancel()
+
+
 @dataclass
 class Trip:
     """What is remembered of a request over its blocks.
@@ -56,6 +101,7 @@ class Dispatcher:
 
     Args:
         calls: see `Fleet`.
+        prefilled_calls: the colocated workers' endpoint `prefilled`.
         max_attempts: times that one block may be lost before its request fails.
         worker_timeout_s: silence after which a worker counts as lost.
         placement_timeout_s: how long a block waits while no worker could ever take it.
@@ -65,6 +111,7 @@ class Dispatcher:
         self,
         policy: Policy,
         calls: Mapping[str, Workers],
+        prefilled_calls: Workers,
         bus: LoadBus,
         *,
         max_attempts: int,
@@ -75,6 +122,7 @@ class Dispatcher:
         self._placement_timeout_s = placement_timeout_s
         self.placer = Placer(policy, self._assigned)
         self.fleet = Fleet(self.placer, calls, bus, worker_timeout_s)
+        self._prefilled_calls = prefilled_calls
         self._turns: dict[Dispatch, asyncio.Future[Route]] = {}
         self._stranded_since: dict[Dispatch, float] = {}
         self.num_retries = 0
@@ -177,42 +225,55 @@ class Dispatcher:
         async with self._call(route, request, context, "prefill") as news_of:
             held = None
             async for news in news_of:
+                held = news.held
+                if held is not None and held.is_running:
+                    break
                 self.placer.prefilled(dispatch)
                 if _take(news, request, trip):
                     yield
                 if news.is_done:
                     return
-                if news.held is not None:
-                    held = news.held
+                if held is not None:
                     break
             if held is None:
                 return
-            request.transition(RequestStatus.WAITING_FOR_KV)
-            source = asyncio.ensure_future(self._follow_source(news_of, dispatch))
+            source = _Source(
+                held, news_of, lambda: self.placer.prefilled(dispatch), lambda: self.placer.source_freed(dispatch)
+            )
             try:
-                async with aclosing(self._denoised(held, source, dispatch, request, context, trip)) as progress:
+                async with aclosing(self._denoised(source, dispatch, request, context, trip)) as progress:
                     async for _ in progress:
                         yield
             finally:
                 # Before its generator is closed it has to stop running.
-                source.cancel()
-                await asyncio.wait({source})
+                source.done.cancel()
+                await asyncio.wait({source.done})
 
     async def _denoised(
-        self,
-        held: HeldKV,
-        source: asyncio.Future[None],
-        dispatch: Dispatch,
-        request: Request,
-        context: Context,
-        trip: Trip,
+        self, source: _Source, dispatch: Dispatch, request: Request, context: Context, trip: Trip
     ) -> AsyncGenerator[None]:
-        with _timed(trip, "decode_queue"):
-            route = await self._turn(dispatch, context, lambda: self.placer.hand_over(dispatch), source)
+        route = self._early_route(source, dispatch)
+        is_early = route is not None
+        if source.held.is_running and not is_early:
+            # Nobody has room to read it while it runs: it goes the usual way.
+            if _take(news := await source.prefilled, request, trip):
+                yield
+            if news.is_done:
+                return
+        request.transition(RequestStatus.WAITING_FOR_KV)
+        if route is None:
+            with _timed(trip, "decode_queue"):
+                route = await self._turn(dispatch, context, lambda: self.placer.hand_over(dispatch), source.done)
         if route is None:
             return
         request.transition(RequestStatus.TRANSFERRING)
-        async with self._call(route, request, context, "decode", held, source) as news_of:
+        async with self._call(route, request, context, "decode", source) as calling, _begun(calling) as news_of:
+            if is_early:
+                if _take(news := await source.prefilled, request, trip):
+                    yield
+                if news.is_done:
+                    return
+                await self._tell(route, source.held)
             async for news in news_of:
                 if request.status is RequestStatus.TRANSFERRING and not news.error:
                     request.transition(RequestStatus.DENOISING)
@@ -221,13 +282,26 @@ class Dispatcher:
                 if news.is_done:
                     return
 
-    async def _follow_source(self, news_of: AsyncIterator[BlockNews], dispatch: Dispatch) -> None:
-        """Until the prefill worker has freed the pages; BlockLostError if it is lost or gives up before."""
-        async for news in news_of:
-            if news.is_done:
-                if news.error:
-                    raise BlockLostError(news.error)
-                self.placer.source_freed(dispatch)
+    def _early_route(self, source: _Source, dispatch: Dispatch) -> Route | None:
+        """Who reads the KV while the prefill still runs, if that is wanted and somebody has room."""
+        if not source.held.is_running:
+            return None
+        turn = self._turns[dispatch] = asyncio.get_running_loop().create_future()
+        try:
+            return turn.result() if self.placer.hand_over_early(dispatch) else None
+        finally:
+            self._turns.pop(dispatch, None)
+
+    async def _tell(self, route: Route, held: HeldKV) -> None:
+        """Tells who has read the KV while the prefill ran what that has committed."""
+        worker = self.fleet.of(route.load)
+        if worker is None:
+            raise BlockLostError("the worker left before the block got there")
+        try:
+            await self._prefilled_calls.ask(worker.worker_id, held.to_wire())
+        except WorkerLostError as error:
+            self.fleet.suspect(worker)
+            raise BlockLostError(f"{worker.report.component} {worker.worker_id}: {error}") from None
 
     @asynccontextmanager
     async def _call(
@@ -236,14 +310,14 @@ class Dispatcher:
         request: Request,
         context: Context,
         what: str,
-        held: HeldKV | None = None,
-        source: asyncio.Future[None] | None = None,
+        source: _Source | None = None,
     ) -> AsyncIterator[AsyncIterator[BlockNews]]:
         """A call of a worker for the request's current block; leaving it ends the call.
 
         Args:
-            source: fails when the KV that the worker has to read first is gone.
+            source: where the KV lies that the worker has to read first.
         """
+        held, gone = (source.held, source.done) if source else (None, None)
         worker = self.fleet.of(route.load)
         if worker is None:
             raise BlockLostError("the worker left before the block got there")
@@ -252,10 +326,10 @@ class Dispatcher:
         call_context = context.detached(name)
         link = asyncio.ensure_future(_stop_when(context.async_killed_or_stopped(), call_context))
         lost = asyncio.Event()
-        losing = asyncio.ensure_future(_set_when(lost, worker, source, request))
+        losing = asyncio.ensure_future(_set_when(lost, worker, gone, request))
         messages = self.fleet.calls(worker).call(worker.worker_id, block_dispatch(request, held), call_context, lost)
         try:
-            async with aclosing(messages), aclosing(self._read(messages, worker, source, context)) as news_of:
+            async with aclosing(messages), aclosing(self._read(messages, worker, gone, context)) as news_of:
                 yield news_of
         finally:
             link.cancel()
@@ -331,6 +405,26 @@ def _take(news: BlockNews, request: Request, trip: Trip) -> bool:
     for phase, seconds in zip(PHASES, news.seconds, strict=True):
         trip.seconds[phase] += seconds
     return bool(news.tokens)
+
+
+@asynccontextmanager
+async def _begun(news_of: AsyncIterator[BlockNews]) -> AsyncIterator[AsyncIterator[BlockNews]]:
+    """The same, from a call that is made at once and not when somebody asks for its first news."""
+    first = asyncio.ensure_future(anext(news_of, None))
+
+    async def all_of_it() -> AsyncGenerator[BlockNews]:
+        news = await first
+        if news is not None:
+            yield news
+            async for news in news_of:
+                yield news
+
+    try:
+        async with aclosing(all_of_it()) as again:
+            yield again
+    finally:
+        first.cancel()
+        await asyncio.wait({first})
 
 
 def _failure(source: asyncio.Future[None] | None) -> BaseException | None:

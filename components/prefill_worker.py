@@ -28,7 +28,7 @@ class PrefillWorker(Worker[PrefillWorkerConfig]):
         self._transfer = NixlTransfer(
             engine.runner.cache, name, self.card.fingerprint, lambda key: self.engine.pulled(key)
         )
-        return AsyncEngine(engine, self._transfer)
+        return AsyncEngine(engine, self._transfer, self.config.kv_transfer_overlap)
 
     async def serve_more(self, runtime: Runtime) -> list[asyncio.Future[Any]]:
         return [runtime.serve(runtime.endpoint(self.component, "kv_source"), self.kv_source, None)]
@@ -50,7 +50,7 @@ class PrefillWorker(Worker[PrefillWorkerConfig]):
         with self.open_block(stream, context):
             try:
                 async for news in self.news(stream):
-                    if news.held is not None:
+                    if news.held is not None and not news.held.is_running:
                         lease = asyncio.get_running_loop().call_later(
                             self.config.kv_lease_s, stream.abort, f"nobody read the KV for {self.config.kv_lease_s:g} s"
                         )

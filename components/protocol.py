@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from backend.core.request import Request
+from backend.core.request import Request, RequestStatus
 from backend.core.sampling_params import SamplingParams
 from backend.core.step import NO_TIME, PhaseSeconds
 
@@ -27,6 +27,9 @@ def unpack_tokens(data: bytes) -> list[int]:
 class HeldKV:
     """Where the KV of a prefilled block lies and what its prefill committed; the router passes it on.
 
+    With `is_running` the prefill has only begun: its KV can be read layer by layer, and a second
+    `HeldKV` says what it committed.
+
     Attributes:
         worker_id: the prefill worker, which knows it as `key`.
         pages: its pages there; they hold this KV for as long as their stamp is `stamp`.
@@ -38,6 +41,7 @@ class HeldKV:
     pages: Sequence[int]
     stamp: int
     commits: Sequence[tuple[int, int]]
+    is_running: bool = False
 
     def to_wire(self) -> dict[str, Any]:
         commits = pack_tokens([number for pair in self.commits for number in pair])
@@ -85,8 +89,10 @@ def read_dispatch(message: dict[str, Any]) -> tuple[Request, HeldKV | None]:
         finished_blocks=unpack_tokens(message["finished_blocks"]),
         known=unpack_tokens(message["known"]),
         attempt=message["attempt"],
-        prefilled=held.commits if held else None,
+        prefilled=held.commits if held and not held.is_running else None,
     )
+    if held and held.is_running:
+        request.status = RequestStatus.WAITING_FOR_KV
     return request, held
 
 

@@ -67,6 +67,7 @@ class Router:
         self.dispatcher = Dispatcher(
             _policy(config),
             calls,
+            await Workers.of(runtime, "colocated_worker", "prefilled"),
             bus,
             max_attempts=config.max_attempts,
             worker_timeout_s=config.worker_timeout_s,

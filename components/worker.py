@@ -134,7 +134,7 @@ class Worker(Generic[ConfigT]):
                 held = None
                 if update.held is not None:
                     kv = update.held
-                    held = HeldKV(self.worker_id, request.request_id, kv.pages, kv.stamp, kv.commits)
+                    held = HeldKV(self.worker_id, request.request_id, kv.pages, kv.stamp, kv.commits, kv.is_running)
                 yield BlockNews(
                     update.tokens,
                     update.is_done,
@@ -153,7 +153,7 @@ class Worker(Generic[ConfigT]):
             await asyncio.Event().wait()
 
     def _count(self, update: BlockUpdate) -> None:
-        if update.held is not None or (update.is_done and any(update.seconds)):
+        if any(update.seconds):
             self.metrics.observe(update)
         if update.is_done:
             lost = "lost" if update.is_retryable else "failed"

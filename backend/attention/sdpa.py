@@ -5,7 +5,7 @@ Each sequence is attended on its own, so that its result is the same in every ba
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,15 +29,28 @@ class SequenceSpan:
 
 
 class SdpaAttention:
-    """See `base.Attention`. `slots` [T] says where each packed token's KV is written."""
+    """See `base.Attention`.
 
-    def __init__(self, cache: KVCache, slots: Tensor, spans: Sequence[SequenceSpan]) -> None:
-        self.cache, self.slots, self.spans = cache, slots, spans
+    Args:
+        slots: where each packed token's KV is written, int64 [T].
+        on_layer: called with a layer's index when the KV of all packed tokens is written there.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        slots: Tensor,
+        spans: Sequence[SequenceSpan],
+        on_layer: Callable[[int], None] | None = None,
+    ) -> None:
+        self.cache, self.slots, self.spans, self.on_layer = cache, slots, spans, on_layer
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys.index_copy_(0, self.slots, key)
         values.index_copy_(0, self.slots, value)
+        if self.on_layer is not None:
+            self.on_layer(layer)
         out = torch.zeros_like(query)
         grouped = query.shape[1] != key.shape[1]
         for span in self.spans:

@@ -125,6 +125,20 @@ class Placer:
         if load is not None:
             self._serve_fifo()
 
+    def hand_over_early(self, dispatch: Dispatch) -> bool:
+        """As `hand_over`, while the prefill still runs: only if a colocated worker has room for it now.
+
+        Its tokens count on until `prefilled`. False: nothing has changed.
+        """
+        prefill = self._prefilling.get(dispatch)
+        load = self.colocated_pool.roomiest(prefill.num_tokens) if prefill is not None else None
+        if prefill is None or load is None or load.available_tokens < prefill.num_tokens:
+            return False
+        del self._prefilling[dispatch]
+        self.ledger.reserve(dispatch, load, prefill.num_tokens)
+        self._assign(dispatch, Route(load, RouteKind.DECODE))
+        return True
+
     def source_freed(self, dispatch: Dispatch) -> None:
         """The prefill worker's pages are free: pulled, released, or their lease ended."""
         load = self.ledger.source_freed(dispatch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from backend.core.page_pool import PagePool
@@ -29,6 +29,8 @@ class PrefillScheduler:
         self._waiting = PrefillQueue()
         self._requests: dict[str, Request] = {}
         self._num_held = 0
+        self.before_free: Callable[[Request], None] = lambda request: None
+        """Called with a request whose pages are about to be free: others may be reading them."""
 
     @property
     def num_waiting(self) -> int:
@@ -111,4 +113,6 @@ class PrefillScheduler:
             self._waiting.discard(request)
         elif request.status is RequestStatus.WAITING_FOR_KV:
             self._num_held -= 1
+        if request.pages:
+            self.before_free(request)
         release(self.pool, request)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from backend.core.prefill_scheduler import PrefillScheduler
 from backend.core.request import Request, RequestStatus
 from backend.core.scheduler import Scheduler
-from backend.core.step import NO_TIME, PhaseSeconds
+from backend.core.step import NO_TIME, PhaseSeconds, StepPlan
 from backend.engine.engine import Engine, StepOutput
 from backend.transfer.base import KVTransfer, TransferStats
 
@@ -25,6 +25,9 @@ Pull = Callable[[Sequence[int]], "Future[TransferStats]"]
 class HeldBlock:
     """A block that a prefill worker has prefilled and whose KV it keeps until somebody has read it.
 
+    With `is_running` the prefill has only begun: its KV can be read layer by layer, and what it commits
+    is told with a second `held`.
+
     Attributes:
         pages: of this worker, in the sequence's order.
         stamp: what the pages' stamp is for as long as they hold this KV (see `KVTransfer.stamp`).
@@ -34,6 +37,7 @@ class HeldBlock:
     pages: tuple[int, ...]
     stamp: int
     commits: tuple[tuple[int, int], ...]
+    is_running: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class BlockUpdate:
     Attributes:
         tokens: what the frontier moved over since the last update.
         is_done: the engine is done with this block; no update follows.
-        held: its KV is ready to be read; the update after this one says that it is gone.
+        held: its KV is ready to be read; the last update then says that it is gone.
         error: why the block failed, if it did.
         is_retryable: another attempt may succeed: nothing is wrong with the request.
         seconds: time spent per phase (`PHASES`), told with `held` and at the end.
@@ -105,6 +109,9 @@ class BlockStream:
         """When its prefill or its transfer began."""
         self.ready_at = 0.0
         """When its KV was there."""
+        self.is_prefilled = request.status is not RequestStatus.WAITING_FOR_KV or request.block.step > 0
+        """Whether it is known what its prefill committed, if that ran elsewhere."""
+        self.has_arrived = False
 
     def abort(self, reason: str = "aborted") -> None:
         """Frees what the block holds within a step; the stream then ends with an error. Idempotent."""
@@ -139,11 +146,15 @@ class AsyncEngine:
     Args:
         transfer: through which others read the KV that a prefill worker keeps. What it hears of
             blocks that have been read is to be passed to `pulled`.
+        overlap: whether others may read a layer while the prefill computes the next ones.
     """
 
-    def __init__(self, engine: Engine, transfer: KVTransfer | None = None) -> None:
+    def __init__(self, engine: Engine, transfer: KVTransfer | None = None, overlap: bool = False) -> None:
         self._engine = engine
         self._transfer = transfer
+        self._overlap = overlap
+        if isinstance(engine.scheduler, PrefillScheduler):
+            engine.scheduler.before_free = self._withdraw
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, BlockStream] = {}
@@ -181,6 +192,10 @@ class AsyncEngine:
     def pulled(self, request_id: str) -> None:
         """Somebody has read the KV of this block: its pages are free within a step. From any thread."""
         self._inbox.put(lambda: self._release(request_id))
+
+    def prefilled(self, request_id: str, commits: Sequence[tuple[int, int]]) -> None:
+        """What the prefill of a block has committed whose KV is read from here while it runs."""
+        self._inbox.put(lambda: self._prefilled(request_id, commits))
 
     @property
     def load(self) -> EngineLoad:
@@ -220,7 +235,7 @@ class AsyncEngine:
             while self._drain_inbox(is_idle):
                 self._start_transfers()
                 started = time.monotonic()
-                output = self._engine.step()
+                output = self._engine.step(self._announce if self._overlap else None)
                 is_idle = output is None
                 if output is not None:
                     self._publish(output, started)
@@ -253,24 +268,41 @@ class AsyncEngine:
         request = stream.request
         if self._streams.get(request.request_id) is stream:
             del self._streams[request.request_id]
-            self._withdraw(request)
-            self._engine.scheduler.abort(request.request_id)
+            scheduler = self._engine.scheduler
+            scheduler.abort(request.request_id)
+            if stream.has_arrived and not stream.is_prefilled and isinstance(scheduler, Scheduler):
+                scheduler.transfer_ended(request.request_id, False)
             self._deliver((stream, BlockUpdate((), True, error=reason, is_retryable=True)))
 
     def _release(self, request_id: str) -> None:
         scheduler = self._engine.scheduler
         stream = self._streams.get(request_id)
         if stream is not None and isinstance(scheduler, PrefillScheduler):
-            self._withdraw(stream.request)
             if scheduler.release(request_id) is not None:
                 del self._streams[request_id]
                 self._deliver((stream, BlockUpdate((), True, num_steps=stream.request.block.step)))
 
     def _withdraw(self, request: Request) -> None:
         """Before pages that others may be reading are freed, these must be able to find out."""
-        if self._transfer is not None and request.status is RequestStatus.WAITING_FOR_KV:
-            self._transfer.invalidate(request.pages)
-            self._transfer.forget(request.request_id)
+        assert self._transfer is not None, "a prefill worker has a transfer"
+        self._transfer.invalidate(request.pages)
+        self._transfer.forget(request.request_id)
+
+    def _announce(self, plan: StepPlan) -> Callable[[int], None]:
+        """Lets others begin to read what this step prefills."""
+        transfer = self._transfer
+        assert transfer is not None, "a prefill worker has a transfer"
+        for request in plan.prefills:
+            transfer.begin(request.pages)
+            transfer.expect(request.request_id)
+            held = HeldBlock(tuple(request.pages), transfer.stamp(request.pages), (), is_running=True)
+            self._deliver((self._streams[request.request_id], BlockUpdate((), False, held)))
+
+        def on_layer(layer: int) -> None:
+            for request in plan.prefills:
+                transfer.set_progress(request.pages, layer + 1)
+
+        return on_layer
 
     def _start_transfers(self) -> None:
         scheduler = self._engine.scheduler
@@ -287,22 +319,37 @@ class AsyncEngine:
 
     def _transfer_ended(self, scheduler: Scheduler, stream: BlockStream, future: Future[TransferStats]) -> None:
         error = future.exception()
-        request = scheduler.transfer_ended(stream.request.request_id, error is None)
         if error is None:
             stats = future.result()
             self._num_transfers += 1
             self._num_transfer_bytes += stats.num_bytes
             self._transfer_seconds += stats.seconds
+            stream.has_arrived = True
+            if stream.is_prefilled or self._streams.get(stream.request.request_id) is not stream:
+                self._join(scheduler, stream)
         else:
             self._num_failed_transfers += 1
-        if request is None:
+            request = scheduler.transfer_ended(stream.request.request_id, False)
+            if request is not None:
+                del self._streams[request.request_id]
+                self._deliver((stream, BlockUpdate((), True, error=f"KV transfer: {error}", is_retryable=True)))
+
+    def _prefilled(self, request_id: str, commits: Sequence[tuple[int, int]]) -> None:
+        scheduler, stream = self._engine.scheduler, self._streams.get(request_id)
+        if stream is None or stream.is_prefilled or not isinstance(scheduler, Scheduler):
             return
-        if error is None:
+        stream.request.commit(commits)
+        stream.sent = stream.request.block.frontier
+        stream.is_prefilled = True
+        if stream.has_arrived:
+            self._join(scheduler, stream)
+
+    def _join(self, scheduler: Scheduler, stream: BlockStream) -> None:
+        """All is there: the block is denoised from the next step on, unless it was aborted meanwhile."""
+        request = scheduler.transfer_ended(stream.request.request_id, True)
+        if request is not None:
             stream.ready_at = time.monotonic()
             self._deliver((stream, BlockUpdate((), False, num_steps=request.block.step)))
-        else:
-            del self._streams[request.request_id]
-            self._deliver((stream, BlockUpdate((), True, error=f"KV transfer: {error}", is_retryable=True)))
 
     def _publish(self, output: StepOutput, started: float) -> None:
         now = time.monotonic()
@@ -338,7 +385,8 @@ class AsyncEngine:
         if request.status is not RequestStatus.WAITING_FOR_KV:
             return None
         assert self._transfer is not None, "a prefill worker has a transfer"
-        self._transfer.expect(request.request_id)
+        if not self._overlap:
+            self._transfer.expect(request.request_id)
         commits = tuple((i, token) for i, token in enumerate(request.block.tokens) if token is not None)
         return HeldBlock(tuple(request.pages), self._transfer.stamp(request.pages), commits)
 

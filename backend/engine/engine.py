@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -93,10 +93,15 @@ class Engine:
             return cls(ModelRunner(model, cache), Scheduler(scheduler, pool))
         return cls(ModelRunner(model, cache), PrefillScheduler(scheduler, pool))
 
-    def step(self) -> StepOutput | None:
-        """Runs one step; None when there is nothing to run."""
+    def step(self, on_plan: Callable[[StepPlan], Callable[[int], None]] | None = None) -> StepOutput | None:
+        """Runs one step; None when there is nothing to run.
+
+        Args:
+            on_plan: called with what is about to run; what it returns is called with each layer whose
+                KV is written.
+        """
         plan = self.scheduler.schedule()
         if plan is None:
             return None
-        result = self.runner.run(plan)
+        result = self.runner.run(plan, on_plan(plan) if on_plan else None)
         return StepOutput(plan, self.scheduler.update(plan, result), dict(result.errors))

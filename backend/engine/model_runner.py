@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -38,9 +40,10 @@ class ModelRunner:
         self._batch = None
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, on_layer: Callable[[int], None] | None = None) -> StepResult:
+        """One forward over the plan; `on_layer`: see `SdpaAttention`."""
         batch = self._pack(plan)
-        attention = SdpaAttention(self.cache, batch.slots, batch.spans)
+        attention = SdpaAttention(self.cache, batch.slots, batch.spans, on_layer)
         hidden = self.model(batch.token_ids, batch.positions, attention)
         masked = batch.masked_places()
         logits = self._logits(hidden, batch.packed_rows(masked))

@@ -84,6 +84,8 @@ class FakeKV:
 
     def __init__(self) -> None:
         self._read: dict[str, asyncio.Event] = {}
+        self._told: dict[str, asyncio.Event] = {}
+        self.told: dict[str, HeldKV] = {}
         self.num_held = 0
 
     def holds(self, worker_id: int, num_tokens: int = 3) -> Behaviour:
@@ -105,6 +107,51 @@ class FakeKV:
                 del self._read[key]
 
         return behaviour
+
+    def holds_early(self, worker_id: int, num_tokens: int = 3) -> Behaviour:
+        """As `holds`, but lets its KV be read while the prefill runs."""
+
+        async def behaviour(request: Request) -> AsyncGenerator[BlockNews]:
+            tokens = [token_at(request, offset) for offset in range(num_tokens)]
+            key = request.request_id
+            self.num_held += 1
+            read = self._read[key] = asyncio.Event()
+            try:
+                yield BlockNews((), held=HeldKV(worker_id, key, [1, 2], 7, (), is_running=True))
+                await asyncio.sleep(0.005)
+                if num_tokens == request.block.length:
+                    yield BlockNews(tokens, True)
+                    return
+                held = HeldKV(worker_id, key, [1, 2], 7, list(enumerate(tokens)))
+                yield BlockNews(tokens, held=held, seconds=(0.5, 0.25, 0.0, 0.0, 0.0))
+                await read.wait()
+                yield BlockNews((), True)
+            finally:
+                self.num_held -= 1
+                del self._read[key]
+
+        return behaviour
+
+    async def reads_early(self, request: Request) -> AsyncGenerator[BlockNews]:
+        """A colocated worker that reads KV while its prefill runs, and is told later what that committed."""
+        key = request.request_id
+        told = self._told.setdefault(key, asyncio.Event())
+        if key in self._read:
+            self._read[key].set()
+        await told.wait()
+        held = self.told[key]
+        request.commit(held.commits)
+        async for news in completes(request):
+            yield news
+
+    async def reads_any(self, request: Request) -> AsyncGenerator[BlockNews]:
+        is_early = request.status is RequestStatus.WAITING_FOR_KV and request.block.step == 0
+        async for news in (self.reads_early if is_early else self.reads)(request):
+            yield news
+
+    def tell(self, held: HeldKV) -> None:
+        self.told[held.key] = held
+        self._told.setdefault(held.key, asyncio.Event()).set()
 
     async def reads(self, request: Request) -> AsyncGenerator[BlockNews]:
         """A colocated worker: reads the KV if there is any to read, then completes the block."""
@@ -164,10 +211,20 @@ class FakeWorkers:
         self.behaviours = {int(name.removeprefix("w")): behaviour for name, behaviour in behaviours.items()}
         self.listed = list(self.behaviours)
         self.calls: list[tuple[int, Message]] = []
+        self.asked: list[Message] = []
+        self.kv: FakeKV | None = None
         self.num_open = 0
 
     def ids(self) -> list[int]:
         return list(self.listed)
+
+    async def ask(self, worker_id: int, message: Message) -> Message:
+        """What an early reader's prefill has committed."""
+        await asyncio.sleep(0)
+        self.asked.append(message)
+        assert self.kv is not None
+        self.kv.tell(HeldKV.from_wire(message))
+        return {"is_done": True}
 
     async def call(
         self, worker_id: int, message: Message, context: Context, lost: asyncio.Event

@@ -57,7 +57,7 @@ def unheard(
     options = {"max_attempts": 3, "worker_timeout_s": 60.0, "placement_timeout_s": 5.0} | options
     policy = options.pop("policy", None) or HybridPolicy(8192)
     calls: Any = {COLOCATED: workers, PREFILL: prefill or FakeWorkers()}
-    return Dispatcher(policy, calls, bus or FakeBus(), **options)  # type: ignore[arg-type]
+    return Dispatcher(policy, calls, workers, bus or FakeBus(), **options)  # type: ignore[arg-type]
 
 
 def candidates(dispatcher: Dispatcher) -> list[int]:
@@ -721,6 +721,56 @@ def test_kv_given_up_by_its_prefill_worker() -> None:
     run(test())
 
 
+def test_kv_that_is_read_while_its_prefill_runs() -> None:
+    async def test() -> None:
+        kv = FakeKV()
+        prefill, colocated = FakeWorkers(w1=kv.holds_early(1)), FakeWorkers(w2=kv.reads_early)
+        colocated.kv = kv
+        router, asked, trip = hybrid(prefill, colocated), request(), Trip()
+        assert await complete(router, asked, trip=trip) == [3, 8, LENGTH]
+        assert asked.block.committed_prefix() == tokens(asked) and router.num_retries == 0
+        assert [message["key"] for message in colocated.asked] == [prefill.calls[0][1]["request_id"]]
+        assert colocated.calls[0][1]["held"]["is_running"], "it was called before the prefill had run"
+        assert (trip.seconds["prefill_queue"], trip.seconds["prefill"]) >= (0.5, 0.25)
+        assert is_settled(router, prefill, colocated) and kv.num_held == 0
+
+    run(test())
+
+
+def test_a_prefill_that_finishes_the_block_while_its_kv_is_read() -> None:
+    async def test() -> None:
+        kv = FakeKV()
+        prefill, colocated = FakeWorkers(w1=kv.holds_early(1, LENGTH)), FakeWorkers(w2=kv.reads_early)
+        router, asked = hybrid(prefill, colocated), request()
+        assert await complete(router, asked) == [LENGTH]
+        assert asked.block.committed_prefix() == tokens(asked)
+        assert len(colocated.calls) == 1 and not colocated.asked
+        assert is_settled(router, prefill, colocated) and kv.num_held == 0
+
+    run(test())
+
+
+def test_without_room_a_running_prefill_is_read_when_it_has_run() -> None:
+    async def test() -> None:
+        kv = FakeKV()
+        prefill, colocated = FakeWorkers(w1=kv.holds(1), w3=kv.holds_early(3)), FakeWorkers(w2=hangs(0))
+        router = hybrid(prefill, colocated, capacities={2: 80})
+        blocker = FakeContext("blocker")
+        blocking = asyncio.create_task(complete(router, request("blocker"), blocker))
+        await until(lambda: len(colocated.calls) == 1)
+        colocated.behaviours[2] = kv.reads
+        asked = request()
+        task = asyncio.create_task(complete(router, asked))
+        await until(lambda: router.placer.num_pending_decodes == 1)
+        blocker.stop_generating()
+        await asyncio.gather(task, blocking)
+        assert asked.block.committed_prefix() == tokens(asked)
+        assert not colocated.calls[1][1]["held"]["is_running"] and not colocated.asked
+        assert is_settled(router, prefill, colocated) and kv.num_held == 0
+
+    run(test())
+
+
 @pytest.mark.parametrize("stage", ["prefill", "pending", "transfer", "denoising"])
 def test_a_client_that_leaves_frees_both_sides(stage: str) -> None:
     async def test() -> None:
@@ -803,8 +853,9 @@ def test_nothing_is_left_after_any_mix_of_both_pools(seed: int, threshold: float
 
             return behaviour
 
-        prefill = FakeWorkers(w1=moody(kv.holds(1)), w2=moody(kv.holds(2, 0)), w3=moody(completes))
-        colocated = FakeWorkers(w11=moody(kv.reads), w12=moody(kv.reads), w13=moody(kv.cannot_read))
+        prefill = FakeWorkers(w1=moody(kv.holds(1)), w2=moody(kv.holds_early(2, 0)), w3=moody(completes))
+        colocated = FakeWorkers(w11=moody(kv.reads_any), w12=moody(kv.reads_any), w13=moody(kv.cannot_read))
+        colocated.kv = kv
         router = hybrid(prefill, colocated, policy=HybridPolicy(threshold), max_attempts=10**6)
         for worker_id, component in everyone(prefill, colocated):
             router.fleet.receive(report(worker_id, component=component, capacity_tokens=640))

@@ -57,7 +57,12 @@ def test_a_space_at_the_start_and_ids_without_text_change_nothing() -> None:
     """A decoder strips one space from the start: a token that is a space shows only with the next."""
     tokenizer = byte_fallback()
     space, one, unknown = tokenizer.token_to_id("▁"), tokenizer.token_to_id("▁one"), 5000
-    for tokens in ([space, one, space, one], [one, unknown, one], [unknown, one, unknown, unknown, one], [space, space]):
+    for tokens in (
+        [space, one, space, one],
+        [one, unknown, one],
+        [unknown, one, unknown, unknown, one],
+        [space, space],
+    ):
         stream = TextStream(tokenizer, ())
         text = push_all(stream, tokens, 1)[1]
         assert "".join(text) + stream.finish() == tokenizer.decode(tokens)
