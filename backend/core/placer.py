@@ -115,6 +115,7 @@ class Placer:
         """A prefill worker holds the KV of an unfinished block: a colocated worker has to take it."""
         prefill = self._prefilling.pop(dispatch, None)
         if prefill is None:
+            self.prefilled(dispatch)
             return
         load = self.ledger.prefilled(dispatch)
         self._num_handed_over += 1
@@ -179,9 +180,7 @@ class Placer:
         freed = [load for load in loads if load.pool is self.colocated_pool]
         while freed and self._pending:
             load = freed.pop()
-            promised = self._promised.get(load)
-            while promised and load.free_pages >= load.pages_for(promised[0][2].num_tokens):
-                self._decode(promised[0], load)
+            self._keep_promises(load)
             while (room := load.available_tokens) > 0 and (place := self._pending.first(-room)) is not None:
                 if place[2].promised_by is not None:
                     freed.append(place[2].promised_by)  # where it was first in turn, the next may fit
@@ -200,6 +199,12 @@ class Placer:
         pending.promised_by = load
         self.ledger.promise(pending.dispatch, load, pending.num_tokens)
         insort(self._promised.setdefault(load, []), place)
+        self._keep_promises(load)  # an earlier request than those that wait for this worker may fit
+
+    def _keep_promises(self, load: WorkerLoad) -> None:
+        promised = self._promised.get(load)
+        while promised and load.free_pages >= load.pages_for(promised[0][2].num_tokens):
+            self._decode(promised[0], load)
 
     def _decode(self, place: _Place, load: WorkerLoad) -> None:
         pending = place[2]

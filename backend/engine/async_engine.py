@@ -121,7 +121,7 @@ class BlockStream:
         self._updates.put_nowait(item)
 
     async def __aiter__(self) -> AsyncIterator[BlockUpdate]:
-        """Updates that came while the reader was busy come as one.
+        """Updates that came while the reader was busy come as one, but for those with `held`.
 
         Raises:
             InvalidRequestError: the request can never fit this worker.
@@ -131,7 +131,7 @@ class BlockStream:
         try:
             while not done:
                 update = _update(await self._updates.get())
-                while not self._updates.empty():
+                while not self._updates.empty() and update.held is None:
                     update = _merged(update, _update(self._updates.get_nowait()))
                 done = update.is_done
                 yield update
@@ -426,7 +426,5 @@ def _update(item: BlockUpdate | Exception) -> BlockUpdate:
 
 
 def _merged(first: BlockUpdate, then: BlockUpdate) -> BlockUpdate:
-    held = None if then.is_done else then.held or first.held
-    seconds = then.seconds if any(then.seconds) else first.seconds
     tokens = first.tokens + then.tokens
-    return BlockUpdate(tokens, then.is_done, held, then.error, then.is_retryable, seconds, then.num_steps)
+    return BlockUpdate(tokens, then.is_done, then.held, then.error, then.is_retryable, then.seconds, then.num_steps)
