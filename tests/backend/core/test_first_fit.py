@@ -59,3 +59,10 @@ def test_draining_a_long_list_leaves_nothing_behind() -> None:
         assert fit.first(-number) == (number, 0)
         fit.remove((number, 0))
     assert (len(fit), list(fit), fit.first(-1000), fit.largest()) == (0, [], None, None)
+
+
+def test_a_large_item_at_the_end_of_a_long_list_is_found() -> None:
+    fit: FirstFit[Key] = FirstFit()
+    for number in range(1000):
+        fit.add((number, 0), number)
+        assert fit.largest() == fit.first(number) == (number, 0)

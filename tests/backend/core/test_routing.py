@@ -137,6 +137,13 @@ def test_hybrid_decides_as_algorithm_2_whatever_the_state(
             load.change(tokens=tokens, prefills=1, requests=1, used=load.pages_for(tokens))
 
 
+@pytest.mark.parametrize("policy", [HybridPolicy(1000), HybridPolicy(inf), ConditionalPolicy(0, 10)])
+def test_what_must_stay_local_is_served_as_if_there_were_no_prefill_pool(policy: Policy) -> None:
+    prefill = Prefill(100, 50, previous=RouteKind.PREFILL, is_local_only=True)
+    route = policy.route(prefill, pool(worker(1)), pool(worker(8, 5000, used=100), worker(9, 5001)))
+    assert route is not None and (route.kind, route.load.worker_id) == (RouteKind.COLOCATED, 8)
+
+
 def conditional(prefill: Prefill, prefill_pool: WorkerPool, colocated: WorkerPool) -> RouteKind | None:
     route = ConditionalPolicy(1000, 2).route(prefill, prefill_pool, colocated)
     return route.kind if route else None
