@@ -61,6 +61,8 @@ class ColocatedWorker(Worker[ColocatedWorkerConfig]):
                 return
         stream = self.engine.submit(request, pull)
         with self.open_block(stream, context):
+            if held is not None and held.is_running:
+                yield BlockNews(()).to_wire()  # from now on `prefilled` finds it
             async for news in self.news(stream):
                 yield news.to_wire()
 

@@ -273,7 +273,11 @@ class Dispatcher:
                     yield
                 if news.is_done:
                     return
-                await self._tell(route, source.held)
+                async for news in news_of:
+                    _take(news, request, trip)
+                    # The worker has the block now, so that it can be told of it.
+                    await self._tell(route, source.held)
+                    break
             async for news in news_of:
                 if request.status is RequestStatus.TRANSFERRING and not news.error:
                     request.transition(RequestStatus.DENOISING)

@@ -100,7 +100,8 @@ def read_dispatch(message: dict[str, Any]) -> tuple[Request, HeldKV | None]:
 class BlockNews:
     """Worker -> router: one message of a block's stream.
 
-    The first says that the block is prefilled, or that its KV has been read. A prefill worker says
+    The first says that the block is prefilled, or that its KV has been read; one before it, that the
+    worker waits to hear what a prefill that still runs commits. A prefill worker says
     `held` when a colocated worker has to go on with the block, and `is_done` when its pages are free.
 
     Attributes:

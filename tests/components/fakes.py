@@ -136,6 +136,7 @@ class FakeKV:
         """A colocated worker that reads KV while its prefill runs, and is told later what that committed."""
         key = request.request_id
         told = self._told.setdefault(key, asyncio.Event())
+        yield BlockNews(())
         if key in self._read:
             self._read[key].set()
         await told.wait()
