@@ -8,32 +8,20 @@ from hypothesis import strategies as st
 
 from backend.core.page_pool import PagePool
 from backend.core.request import Request, RequestStatus
-from backend.core.sampling_params import InvalidRequestError, SamplingParams
+from backend.core.sampling_params import InvalidRequestError
 from backend.core.scheduler import Scheduler, SchedulerConfig
 from backend.core.step import StepPlan, StepResult
-
-BLOCK = 4
-EOS = 9
-
-
-def make(name: str, prompt: int = 12, canvas: int = 4, arrival: float = 0.0) -> Request:
-    params = SamplingParams(
-        max_tokens=canvas, canvas_length=canvas, block_length=BLOCK, steps_per_block=1, stop_token_ids=(EOS,)
-    )
-    return Request(name, [0] * prompt, params, arrival)
+from tests.backend.core.fake_steps import EOS, make, names, one_each, some_each
 
 
 def scheduler(tau: int = 100, seqs: int = 8, pages: int = 64) -> Scheduler:
     return Scheduler(SchedulerConfig(tau, seqs), PagePool(pages, 4))
 
 
-def one_each(plan: StepPlan) -> StepResult:
-    """Every request commits its leftmost masked position."""
-    return StepResult([[(r.block.tokens.index(None), 1)] for r in (*plan.prefills, *plan.decodes)])
-
-
-def names(requests: object) -> list[str]:
-    return [r.request_id for r in requests]  # type: ignore[attr-defined]
+def next_plan(s: Scheduler) -> StepPlan:
+    plan = s.schedule()
+    assert plan is not None
+    return plan
 
 
 def test_prefills_run_in_order_of_arrival_not_of_coming_here() -> None:
@@ -121,49 +109,172 @@ def test_an_error_ends_one_request_and_leaves_the_others() -> None:
     assert plan is not None and names(plan.decodes) == ["b"]
 
 
+def from_elsewhere(name: str, prompt: int = 12, arrival: float = 0.0) -> Request:
+    """Its prefill has committed the first token."""
+    return make(name, prompt, arrival=arrival, prefilled=[(0, 1)])
+
+
+def test_a_block_prefilled_elsewhere_is_denoised_once_its_kv_is_here() -> None:
+    s = scheduler()
+    s.add(from_elsewhere("a"))
+    assert (s.num_transferring, s.waiting_tokens, s.schedule()) == (1, 0, None)
+    (request,) = s.start_transfers()
+    assert (request.status, len(request.pages), s.pool.num_free) == (RequestStatus.TRANSFERRING, 4, 60)
+    assert s.start_transfers() == [] and s.schedule() is None and s.num_transferring == 1
+    assert s.transfer_ended("a", True) is request
+    for _ in range(3):
+        plan = next_plan(s)
+        assert (names(plan.prefills), names(plan.decodes)) == ([], ["a"])
+        left = s.update(plan, one_each(plan))
+    assert left == [request] and request.answer() == ([1] * 4, RequestStatus.FINISHED_LENGTH)
+    assert s.pool.num_free == 64 and not s.has_work
+
+
+def test_transfers_start_in_order_of_arrival_as_pages_and_seats_come_free() -> None:
+    s = scheduler(pages=9)
+    for name, arrival in (("late", 3.0), ("early", 1.0), ("middle", 2.0)):
+        s.add(from_elsewhere(name, arrival=arrival))
+    assert names(s.start_transfers()) == ["early", "middle"]
+    s.transfer_ended("middle", False)
+    assert names(s.start_transfers()) == ["late"]
+    s = scheduler(seqs=2)
+    for name in "abc":
+        s.add(from_elsewhere(name))
+    assert names(s.start_transfers()) == ["a", "b"]
+    s.transfer_ended("a", True)
+    assert s.start_transfers() == []  # it is denoised: its seat is taken still
+    s.abort("a")
+    assert names(s.start_transfers()) == ["c"]
+
+
+def test_what_waits_for_kv_has_the_first_claim_on_pages() -> None:
+    s = scheduler(tau=20, pages=12)
+    s.add(make("decoding"))
+    plan = next_plan(s)
+    s.update(plan, one_each(plan))
+    s.add(make("local", arrival=1.0))
+    s.add(from_elsewhere("large", prompt=40, arrival=2.0))  # 11 pages; 8 are free
+    for _ in range(2):
+        assert s.start_transfers() == []
+        plan = next_plan(s)
+        assert (names(plan.prefills), names(plan.decodes)) == ([], ["decoding"])
+        assert s.budget.deficit == 4  # of the first step: a step stopped by memory earns nothing
+        s.update(plan, one_each(plan))
+    s.abort("decoding")
+    assert names(s.start_transfers()) == ["large"]
+    assert s.schedule() is None
+    s.transfer_ended("large", False)
+    assert names(next_plan(s).prefills) == ["local"]
+
+
+def test_transfers_take_seats_from_local_prefills_and_the_other_way_round() -> None:
+    s = scheduler(seqs=2)
+    s.add(from_elsewhere("a"))
+    s.start_transfers()
+    for name in "bc":
+        s.add(make(name))
+    plan = next_plan(s)
+    assert names(plan.prefills) == ["b"]
+    s.update(plan, one_each(plan))
+    s.add(from_elsewhere("d"))
+    assert s.start_transfers() == []
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_pages_that_kv_is_read_into_stay_taken_after_an_abort(arrived: bool) -> None:
+    s = scheduler()
+    s.add(from_elsewhere("waits"))
+    s.add(from_elsewhere("moves"))
+    s.abort("waits")
+    (request,) = s.start_transfers()
+    assert s.abort("moves") is request and s.abort("moves") is None
+    assert (request.status, s.pool.num_free, s.has_work) == (RequestStatus.FINISHED_ABORTED, 60, False)
+    with pytest.raises(ValueError, match="already scheduled"):
+        s.add(from_elsewhere("moves"))  # its pages are not all its own yet
+    assert s.transfer_ended("moves", arrived) is None
+    assert (s.pool.num_free, s.num_transferring) == (64, 0)
+    s.pool.check()
+    s.add(from_elsewhere("moves"))
+
+
+def test_a_failed_transfer_leaves_to_be_prefilled_again() -> None:
+    s = scheduler()
+    s.add(from_elsewhere("a"))
+    s.start_transfers()
+    request = s.transfer_ended("a", False)
+    assert request is not None and not request.status.is_finished and request.pages == []
+    assert not s.has_work and s.pool.num_free == 64
+    request.retry_block(request.block.committed_prefix())
+    s.add(request)
+    assert names(next_plan(s).prefills) == ["a"]
+
+
+def test_kv_that_can_never_fit_is_refused() -> None:
+    s = scheduler(pages=3)
+    with pytest.raises(InvalidRequestError, match="16 tokens do not fit"):
+        s.add(from_elsewhere("a"))
+    assert s.num_transferring == 0
+
+
 @given(st.integers(0, 10**6), st.integers(20, 200), st.integers(1, 6), st.integers(12, 40))
 def test_any_mix_of_work_ends_with_every_page_free(seed: int, tau: int, seqs: int, pages: int) -> None:
-    """Arrivals, commits, ends of text, errors and aborts in random order; nothing is lost or starved."""
+    """Blocks to be prefilled here and elsewhere, transfers that end in any order and way, ends of text,
+    errors and aborts in random order; nothing is lost or starved."""
     rng = random.Random(seed)
     s = scheduler(tau, seqs, pages)
     live: set[str] = set()
-    added = ended = idle = 0
-    while added < 20 or live:
+    moving: dict[str, Request] = {}
+    added = ended = 0
+
+    def end(request: Request) -> None:
+        nonlocal ended
+        live.remove(request.request_id)
+        ended += 1
+
+    while added < 20 or live or moving:
         if added < 20 and rng.random() < 0.4:
-            s.add(make(str(added), rng.randint(1, 40 - 8), rng.choice((4, 8)), float(added)))
+            is_remote = rng.random() < 0.5
+            size = rng.randint(1, 40 - 8)
+            request = make(
+                str(added), size, rng.choice((4, 8)), float(added), prefilled=[(0, 1)] if is_remote else None
+            )  # fmt: skip
+            s.add(request)
             live.add(str(added))
             added += 1
         if live and rng.random() < 0.05:
-            name = rng.choice(sorted(live))
-            aborted = s.abort(name)
+            aborted = s.abort(rng.choice(sorted(live)))
             assert aborted is not None and aborted.status is RequestStatus.FINISHED_ABORTED
-            live.remove(name)
-            ended += 1
+            end(aborted)
         assert s.abort("unknown") is None
-        decoding = s.num_denoising
+        for request in s.start_transfers():
+            assert request.status is RequestStatus.TRANSFERRING and request.pages
+            moving[request.request_id] = request
+        s.pool.check()
+        assert {r.request_id for r in moving.values() if r.pages} == set(moving)
+        if moving and rng.random() < 0.5:
+            request = moving.pop(rng.choice(sorted(moving)))
+            arrived = rng.random() < 0.8
+            was_aborted = request.status.is_finished
+            assert s.transfer_ended(request.request_id, arrived) is (None if was_aborted else request)
+            if not was_aborted and not arrived:
+                request.retry_block(request.block.committed_prefix())
+                s.add(request)
+        decoding, has_kv_waiting = s.num_denoising, s.num_transferring > len(moving)
         plan = s.schedule()
         s.pool.check()
         if plan is None:
-            assert not s.has_work
-            idle += 1
+            assert not live or s.num_transferring
             continue
         assert len(plan.decodes) == decoding
-        assert len(plan.decodes) + len(plan.prefills) <= seqs
-        commits, errors = [], {}
-        for request in (*plan.prefills, *plan.decodes):
-            masked = [i for i, token in enumerate(request.block.tokens) if token is None]
-            chosen = rng.sample(masked, rng.randint(1, len(masked)))
-            commits.append([(i, EOS if rng.random() < 0.05 else 1) for i in chosen])
-            if rng.random() < 0.02:
-                errors[request.request_id] = "broken"
-        for request in s.update(plan, StepResult(commits, errors)):
+        assert len(plan.decodes) + len(plan.prefills) + len(moving) <= seqs
+        assert not (has_kv_waiting and plan.prefills)
+        for request in s.update(plan, some_each(plan, rng)):
             assert request.pages == []
             if request.status.is_finished:
-                live.remove(request.request_id)
-                ended += 1
+                end(request)
             else:
                 request.next_block()
                 s.add(request)
         s.pool.check()
     assert ended == 20
-    assert s.pool.num_free == pages and not s.has_work and s.schedule() is None
+    assert s.pool.num_free == pages and not s.has_work and s.schedule() is None and s.waiting_tokens == 0
