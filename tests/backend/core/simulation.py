@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from random import Random
 
@@ -178,7 +179,7 @@ class Graph:
         flight = self.flights.pop(dispatch)
         self.placer.done(dispatch)
         for worker in flight.workers:
-            worker.ask(lambda scheduler=worker.scheduler: scheduler.abort(_name(dispatch)))
+            worker.ask(partial(worker.scheduler.abort, _name(dispatch)))
 
     def _assigned(self, dispatch: Dispatch, route: Route) -> None:
         flight = self.flights.get(dispatch)

@@ -339,11 +339,13 @@ class Life:
             assert not self.could_go(turn[0].prefill)
 
     def could_go(self, prefill: Prefill) -> bool:
-        pools = [[NaiveWorker.of(worker.load) for worker in self.shown(is_prefill)] for is_prefill in (True, False)]
+        prefill_pool, colocated = (
+            [NaiveWorker.of(worker.load) for worker in self.shown(is_prefill)] for is_prefill in (True, False)
+        )
         if isinstance(self.policy, HybridPolicy) and not prefill.is_local_only:
-            return algorithm_2(prefill.num_tokens, *pools, self.policy.overflow_threshold) is not None
+            return algorithm_2(prefill.num_tokens, prefill_pool, colocated, self.policy.overflow_threshold) is not None
         if isinstance(self.policy, ColocatedPolicy) or prefill.is_local_only:
-            return colocated_serving(prefill.num_tokens, pools[1]) is not None
+            return colocated_serving(prefill.num_tokens, colocated) is not None
         return self.policy.route(prefill, self.placer.prefill_pool, self.placer.colocated_pool) is not None
 
     def no_pending_decode_waits_that_could_go(self) -> None:
@@ -352,7 +354,7 @@ class Life:
         colocated = [worker.load for worker in self.shown(is_prefill=False)]
         for job in pending:
             able = [load for load in colocated if load.capacity_tokens >= job.tokens]
-            assert self.ledger.promises.get(job.dispatch) in (able or [None])
+            assert (self.ledger.promises.get(job.dispatch) in able) == bool(able)
             assert self.placer.is_stranded(job.dispatch) == (not able)
             assert all(room(load) < job.tokens for load in able)
         for load in colocated:
