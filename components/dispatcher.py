@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,10 @@ from backend.core.request import Request, RequestStatus
 from backend.core.routing import Policy, Prefill, Route, RouteKind
 from backend.core.sampling_params import InvalidRequestError
 from backend.core.step import PHASES
-from components.fleet import Fleet, FleetWorker
+from components.block_calls import BlockCalls, BlockLostError, HeldSource, begun
+from components.fleet import Fleet
 from components.load_bus import LoadBus
-from components.protocol import BlockNews, HeldKV, block_dispatch
+from components.protocol import BlockNews, HeldKV
 from components.runtime import Context, WorkerLostError, Workers
 
 log = logging.getLogger(__name__)
@@ -28,59 +29,6 @@ log = logging.getLogger(__name__)
 
 class RequestFailedError(RuntimeError):
     """The request cannot be completed; the message says why."""
-
-
-class BlockLostError(RuntimeError):
-    """This attempt at the block came to nothing, another one may succeed."""
-
-    def __init__(self, message: str, *, is_transfer: bool = False) -> None:
-        super().__init__(message)
-        self.is_transfer = is_transfer
-
-
-class _Source:
-    """A prefill worker's call from the moment that it holds KV: followed until its pages are free.
-
-    Attributes:
-        held: the last it said of where the KV lies.
-        prefilled: what it says when the prefill has run, if that is still to come.
-        done: ends when the pages are free, with BlockLostError if nobody has read them by then.
-    """
-
-    def __init__(
-        self,
-        held: HeldKV,
-        news_of: AsyncIterator[BlockNews],
-        on_prefilled: Callable[[], None],
-        on_freed: Callable[[], None],
-    ) -> None:
-        self.held = held
-        self.prefilled: asyncio.Future[BlockNews] = asyncio.get_running_loop().create_future()
-        self._on_prefilled, self._on_freed = on_prefilled, on_freed
-        self.done = asyncio.ensure_future(self._follow(news_of))
-        self.done.add_done_callback(self._settle)
-
-    async def _follow(self, news_of: AsyncIterator[BlockNews]) -> None:
-        async for news in news_of:
-            if self.held.is_running:
-                self._on_prefilled()
-                if news.held is not None:
-                    self.held = news.held
-                self.prefilled.set_result(news)
-            elif news.error:
-                raise BlockLostError(news.error)
-            if news.is_done:
-                self._on_freed()
-                return
-        raise BlockLostError("the prefill worker's stream ended before the KV was read")
-
-    def _settle(self, done: asyncio.Future[None]) -> None:
-        if not self.prefilled.done():
-            if failure := _failure(done):
-                self.prefilled.set_exception(failure)
-                self.prefilled.exception()  # often nobody waits for it
-            else:
-                self.prefilled.cancel()
 
 
 @dataclass
@@ -122,6 +70,8 @@ class Dispatcher:
         self._placement_timeout_s = placement_timeout_s
         self.placer = Placer(policy, self._assigned)
         self.fleet = Fleet(self.placer, calls, bus, worker_timeout_s)
+        self._block_calls = BlockCalls(self.fleet)
+        self._worker_timeout_s = worker_timeout_s
         self._prefilled_calls = prefilled_calls
         self._turns: dict[Dispatch, asyncio.Future[Route]] = {}
         self._stranded_since: dict[Dispatch, float] = {}
@@ -163,6 +113,8 @@ class Dispatcher:
                         yield
                 return
             except BlockLostError as error:
+                if context.is_stopped():
+                    return
                 num_lost += 1
                 self.num_retries += 1
                 is_local_only |= error.is_transfer
@@ -204,7 +156,7 @@ class Dispatcher:
     async def _colocated(
         self, route: Route, dispatch: Dispatch, request: Request, context: Context, trip: Trip
     ) -> AsyncGenerator[None]:
-        async with self._call(route, request, context, "colocated") as news_of:
+        async with self._block_calls.open(route, request, context, "colocated") as news_of:
             async for news in news_of:
                 self.placer.prefilled(dispatch)
                 if request.status is RequestStatus.PREFILLING:
@@ -222,7 +174,7 @@ class Dispatcher:
         The prefill worker's call stays open until its pages are free: it is how that worker knows
         that somebody still wants them, and how its death is noticed before the KV is read.
         """
-        async with self._call(route, request, context, "prefill") as news_of:
+        async with self._block_calls.open(route, request, context, "prefill") as news_of:
             held = None
             async for news in news_of:
                 held = news.held
@@ -237,7 +189,7 @@ class Dispatcher:
                     break
             if held is None:
                 return
-            source = _Source(
+            source = HeldSource(
                 held, news_of, lambda: self.placer.prefilled(dispatch), lambda: self.placer.source_freed(dispatch)
             )
             try:
@@ -250,7 +202,7 @@ class Dispatcher:
                 await asyncio.wait({source.done})
 
     async def _denoised(
-        self, source: _Source, dispatch: Dispatch, request: Request, context: Context, trip: Trip
+        self, source: HeldSource, dispatch: Dispatch, request: Request, context: Context, trip: Trip
     ) -> AsyncGenerator[None]:
         route = self._early_route(source, dispatch)
         is_early = route is not None
@@ -263,11 +215,14 @@ class Dispatcher:
         request.transition(RequestStatus.WAITING_FOR_KV)
         if route is None:
             with _timed(trip, "decode_queue"):
-                route = await self._turn(dispatch, context, lambda: self.placer.hand_over(dispatch), source.done)
+                route = await self._turn(dispatch, context, lambda: self.placer.hand_over(dispatch), source)
         if route is None:
             return
         request.transition(RequestStatus.TRANSFERRING)
-        async with self._call(route, request, context, "decode", source) as calling, _begun(calling) as news_of:
+        async with (
+            self._block_calls.open(route, request, context, "decode", source) as calling,
+            begun(calling) as news_of,
+        ):
             if is_early:
                 if _take(news := await source.prefilled, request, trip):
                     yield
@@ -286,7 +241,7 @@ class Dispatcher:
                 if news.is_done:
                     return
 
-    def _early_route(self, source: _Source, dispatch: Dispatch) -> Route | None:
+    def _early_route(self, source: HeldSource, dispatch: Dispatch) -> Route | None:
         """Who reads the KV while the prefill still runs, if that is wanted and somebody has room."""
         if not source.held.is_running:
             return None
@@ -302,71 +257,18 @@ class Dispatcher:
         if worker is None:
             raise BlockLostError("the worker left before the block got there")
         try:
-            await self._prefilled_calls.ask(worker.worker_id, held.to_wire())
-        except WorkerLostError as error:
+            asking = self._prefilled_calls.ask(worker.worker_id, held.to_wire())
+            await asyncio.wait_for(asking, self._worker_timeout_s)
+        except (WorkerLostError, asyncio.TimeoutError) as error:
             self.fleet.suspect(worker)
-            raise BlockLostError(f"{worker.report.component} {worker.worker_id}: {error}") from None
-
-    @asynccontextmanager
-    async def _call(
-        self,
-        route: Route,
-        request: Request,
-        context: Context,
-        what: str,
-        source: _Source | None = None,
-    ) -> AsyncIterator[AsyncIterator[BlockNews]]:
-        """A call of a worker for the request's current block; leaving it ends the call.
-
-        Args:
-            source: where the KV lies that the worker has to read first.
-        """
-        held, gone = (source.held, source.done) if source else (None, None)
-        worker = self.fleet.of(route.load)
-        if worker is None:
-            raise BlockLostError("the worker left before the block got there")
-        # Concurrent calls must not share a context; a detached one is not stopped with its parent.
-        name = f"{request.request_id}/{request.block.index}.{request.block.attempt}/{what}"
-        call_context = context.detached(name)
-        link = asyncio.ensure_future(_stop_when(context.async_killed_or_stopped(), call_context))
-        lost = asyncio.Event()
-        losing = asyncio.ensure_future(_set_when(lost, worker, gone, request))
-        messages = self.fleet.calls(worker).call(worker.worker_id, block_dispatch(request, held), call_context, lost)
-        try:
-            async with aclosing(messages), aclosing(self._read(messages, worker, gone, context)) as news_of:
-                yield news_of
-        finally:
-            link.cancel()
-            losing.cancel()
-
-    async def _read(
-        self,
-        messages: AsyncIterator[Any],
-        worker: FleetWorker,
-        source: asyncio.Future[None] | None,
-        context: Context,
-    ) -> AsyncGenerator[BlockNews]:
-        """A worker's news, up to the last; ends early, without an error, when `context` is stopped."""
-        try:
-            async for message in messages:
-                news = BlockNews.from_wire(message)
-                yield news
-                if news.is_done:
-                    return
-            if not context.is_stopped():
-                raise WorkerLostError("the stream ended before the block was done")
-        except WorkerLostError as error:
-            if source is not None and _failure(source) and not worker.lost.is_set():
-                raise BlockLostError(str(_failure(source))) from None
-            self.fleet.suspect(worker)
-            raise BlockLostError(f"{worker.report.component} {worker.worker_id}: {error}") from None
+            raise BlockLostError(f"{worker.report.component} {worker.worker_id}: {error!r}") from None
 
     async def _turn(
         self,
         dispatch: Dispatch,
         context: Context,
         begin: Callable[[], None],
-        source: asyncio.Future[None] | None = None,
+        source: HeldSource | None = None,
     ) -> Route | None:
         """Begins to wait for a worker; where to go, or None if the request was stopped meanwhile.
 
@@ -381,13 +283,13 @@ class Dispatcher:
             if not turn.done():
                 waiting: set[asyncio.Future[Any]] = {turn, context.async_killed_or_stopped()}
                 if source is not None:
-                    waiting.add(source)
+                    waiting.add(source.done)
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if context.is_stopped():
                 return None
             if turn.done():
                 return turn.result()
-            raise BlockLostError(str(_failure(source) or "the KV is gone before anybody read it"))
+            raise BlockLostError(str((source and source.failure) or "the KV is gone before anybody read it"))
         finally:
             self._turns.pop(dispatch, None)
             turn.cancel()
@@ -411,30 +313,6 @@ def _take(news: BlockNews, request: Request, trip: Trip) -> bool:
     return bool(news.tokens)
 
 
-@asynccontextmanager
-async def _begun(news_of: AsyncIterator[BlockNews]) -> AsyncIterator[AsyncIterator[BlockNews]]:
-    """The same, from a call that is made at once and not when somebody asks for its first news."""
-    first = asyncio.ensure_future(anext(news_of, None))
-
-    async def all_of_it() -> AsyncGenerator[BlockNews]:
-        news = await first
-        if news is not None:
-            yield news
-            async for news in news_of:
-                yield news
-
-    try:
-        async with aclosing(all_of_it()) as again:
-            yield again
-    finally:
-        first.cancel()
-        await asyncio.wait({first})
-
-
-def _failure(source: asyncio.Future[None] | None) -> BaseException | None:
-    return source.exception() if source is not None and source.done() and not source.cancelled() else None
-
-
 @contextmanager
 def _timed(trip: Trip, phase: str) -> Iterator[None]:
     """Adds the time spent inside to one phase of a trip."""
@@ -443,24 +321,3 @@ def _timed(trip: Trip, phase: str) -> Iterator[None]:
         yield
     finally:
         trip.seconds[phase] += time.monotonic() - started
-
-
-async def _stop_when(stopped: asyncio.Future[bool], context: Context) -> None:
-    await stopped
-    context.stop_generating()
-
-
-async def _set_when(
-    lost: asyncio.Event, worker: FleetWorker, source: asyncio.Future[None] | None, request: Request
-) -> None:
-    """Sets `lost` when the worker is, or when what it has to read is gone before it has read it."""
-    gone = asyncio.ensure_future(worker.lost.wait())
-    waiting: set[asyncio.Future[Any]] = {gone, *([source] if source else [])}
-    try:
-        while waiting:
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if gone in done or (_failure(source) and request.status is RequestStatus.TRANSFERRING):
-                lost.set()
-                return
-    finally:
-        gone.cancel()
