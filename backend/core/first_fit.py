@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 
 Key = TypeVar("Key", bound=tuple[Any, ...])
 
-_CHUNK = 32
-"""Chunks hold up to twice as many, and are joined to a neighbour below half as many."""
+_CHUNK = 64
+"""A chunk that is longer is split, unless there are more chunks; a quarter of it is joined to a neighbour."""
 
 
 class FirstFit(Generic[Key]):
@@ -77,7 +77,7 @@ class FirstFit(Generic[Key]):
         self._sizes[i].insert(at, size)
         if size > self._bounds[i]:
             self._bounds[i] = size
-        if len(chunk) > 2 * _CHUNK:
+        if len(chunk) > max(_CHUNK, len(self._chunks)):
             self._split(i)
 
     def remove(self, key: Key) -> None:
@@ -92,7 +92,7 @@ class FirstFit(Generic[Key]):
             return
         if at == len(chunk):
             self._lasts[i] = chunk[-1]
-        if len(chunk) < _CHUNK // 2 and len(self._chunks) > 1:
+        if len(chunk) < _CHUNK // 4 and len(self._chunks) > 1:
             self._join(i if i + 1 < len(self._chunks) else i - 1)
 
     def resize(self, key: Key, size: int) -> None:
@@ -116,5 +116,5 @@ class FirstFit(Generic[Key]):
         self._sizes[i] += self._sizes.pop(i + 1)
         self._bounds[i] = max(self._bounds[i], self._bounds.pop(i + 1))
         del self._lasts[i]
-        if len(self._chunks[i]) > 2 * _CHUNK:
+        if len(self._chunks[i]) > max(_CHUNK, len(self._chunks)):
             self._split(i)

@@ -10,7 +10,7 @@ Dispatch = tuple[str, int, int]
 """(request id, block index, attempt number)."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Charge:
     """What one dispatch holds: at most one prefill, one promise and one place to be denoised.
 

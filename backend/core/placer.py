@@ -13,7 +13,7 @@ from backend.core.routing import Policy, Prefill, Route, RouteKind
 from backend.core.worker_pool import WorkerLoad, WorkerPool
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Pending:
     """A pending decode: prefilled, and waiting for memory of a colocated worker."""
 

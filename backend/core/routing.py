@@ -21,13 +21,13 @@ class RouteKind(enum.Enum):
     DECODE = enum.auto()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Route:
     load: WorkerLoad
     kind: RouteKind
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Prefill:
     """An arrival or a refresh to be placed.
 

@@ -28,8 +28,8 @@ def test_finds_what_a_walk_over_all_items_finds(
     fit: FirstFit[Key] = FirstFit()
     items: dict[Key, int] = {}
     for number in range(num_first):  # enough for several chunks
-        items[number * 7919 % 40, number] = number % 10
-        fit.add((number * 7919 % 40, number), number % 10)
+        items[number * 7919 % 40, number] = number % 3
+        fit.add((number * 7919 % 40, number), number % 3)
     for what, choice, size in actions:
         keys = sorted(items)
         key = keys[choice % len(keys)] if keys else None
