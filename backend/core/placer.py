@@ -33,7 +33,8 @@ class Placer:
     or memory frees anywhere. A finished prefill waits for memory of a colocated worker as a pending
     decode: the roomiest worker promises it pages, so that no later prefill takes them; it goes there
     or wherever else room comes up first. Each worker keeps its promises in order of arrival; memory
-    that it has not promised goes to the earliest pending decode that fits.
+    that it has not promised goes to the earliest pending decode that fits. Where a policy queues
+    prefills at a worker without regard to its memory, decodes promised memory there are queued first.
 
     Args:
         assign: called once for each decision, with the dispatch and its route. It must not call back.
@@ -170,8 +171,9 @@ class Placer:
             del self._fifo[dispatch]
             if route.kind is RouteKind.PREFILL:
                 self._prefilling[dispatch] = prefill
-            elif len(self.prefill_pool):
-                self.num_overflows += 1
+            else:
+                self.num_overflows += len(self.prefill_pool) > 0
+                self._deliver_promised(route.load)
             self.ledger.place(dispatch, route.load, prefill.num_tokens)
             self._assign(dispatch, route)
 
@@ -200,6 +202,15 @@ class Placer:
         self.ledger.promise(pending.dispatch, load, pending.num_tokens)
         insort(self._promised.setdefault(load, []), place)
         self._keep_promises(load)  # an earlier request than those that wait for this worker may fit
+
+    def _deliver_promised(self, load: WorkerLoad) -> None:
+        """Before a worker gets a prefill whether it has room or not, it gets the decodes that it has promised pages.
+
+        Under such policies its account may never again have them free; in its own queue decodes come first.
+        Algorithm 2 overflows only where more is free than promised: there this finds nothing.
+        """
+        for place in tuple(self._promised.get(load, ())):
+            self._decode(place, load)
 
     def _keep_promises(self, load: WorkerLoad) -> None:
         promised = self._promised.get(load)

@@ -239,6 +239,23 @@ def test_when_the_last_prefill_worker_goes_it_is_colocated_serving() -> None:
     assert scene.assigned() == []
 
 
+def test_a_worker_that_gets_prefills_without_regard_to_its_memory_gets_the_decodes_it_promised_pages_first() -> None:
+    """Otherwise a pending decode could wait for ever on a worker whose account is never free again."""
+    scene = disaggregated({1: 20}, {8: 10, 9: 10})
+    for name in ("x", "y", "pending", "another"):
+        scene.submit(name, 8)
+        scene.hand_over(name)
+        scene.source_freed(name)
+    scene.assigned()
+    assert scene.promised() == {8: 8, 9: 8}
+    scene.placer.hide(scene.workers[1])
+    scene.submit("a", 8)
+    assert scene.assigned() == [("pending", DECODE, 8), ("a", COLOCATED, 8)]
+    assert scene.promised() == {9: 8}
+    scene.submit("b", 8)
+    assert scene.assigned() == [("another", DECODE, 9), ("b", COLOCATED, 9)]
+
+
 def test_news_of_strangers_and_news_twice_change_nothing() -> None:
     scene = disaggregated({1: 10}, {9: 10})
     scene.submit("a", 6)

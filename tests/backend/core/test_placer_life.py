@@ -106,6 +106,8 @@ class Life:
         self.num_assigned = self.num_handed_over = self.num_submitted = 0
         self.overcommitted: set[WorkerLoad] = set()
         """Where colocated serving has queued more than fits."""
+        self.overbooked: WorkerLoad | None = None
+        """Where a decode was queued although it does not fit: only before a prefill that is, too."""
 
     def live(self, num_actions: int) -> None:
         """Lives differ in how often each thing happens."""
@@ -123,6 +125,7 @@ class Life:
             self.check()
 
     def check(self) -> None:
+        assert self.overbooked is None
         self.books_equal_a_recount()
         self.no_prefill_waits_that_could_go()
         self.no_pending_decode_waits_that_could_go()
@@ -153,8 +156,9 @@ class Life:
         if route.kind is RouteKind.DECODE:
             assert job.stage == "pending"
             job.stage, job.target = "decode", load
-            assert load.free_pages >= 0
             assert room(load) >= 0 or self.ledger.kept is load, "took what was promised to others"
+            if load.free_pages < 0:
+                self.overbooked = load
         else:
             assert job.stage == "queued"
             for earlier in self.queue[: self.queue.index(dispatch)]:
@@ -168,7 +172,10 @@ class Life:
                 assert room(load) >= 0, "a prefill took what was promised to a pending decode"
                 assert self.policy.overflow_threshold < inf
             else:
+                assert load not in self.ledger.promises.values(), "queued before those who were promised its pages"
+                assert self.overbooked in (None, load)
                 self.overcommitted.add(load)
+                self.overbooked = None
         job.is_broken |= not worker.is_alive
 
     def has_prefill_worker_for(self, prefill: Prefill) -> bool:
