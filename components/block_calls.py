@@ -124,6 +124,7 @@ class BlockCalls:
                 news = BlockNews.from_wire(message)
                 yield news
                 if news.is_done:
+                    worker.num_breaks = 0
                     return
             if not context.is_stopped():
                 raise WorkerLostError("the stream ended before the block was done")

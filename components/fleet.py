@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 # A worker to which a call broke is alive if it is heard within so long: several load reports.
 _SUSPECT_TIMEOUT_S = 1.5
+_LONGEST_SUSPICION_S = 30.0
 
 
 @dataclass
@@ -30,7 +31,10 @@ class FleetWorker:
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it has been silent for too long; whoever waits for it stops waiting."""
     is_suspect: bool = False
-    """A call to it broke; it gets no new work until it is heard again."""
+    """A call to it broke; it gets no new work until it is heard again, and later from time to time."""
+    num_breaks: int = 0
+    """Times in a row that it became suspect without having done anything in between."""
+    suspect_until: float = 0.0
 
     @property
     def worker_id(self) -> WorkerId:
@@ -72,8 +76,11 @@ class Fleet:
             log.info("%s %d is here", report.component, report.worker_id)
         elif report.is_draining and not worker.report.is_draining:
             log.info("%s %d drains", report.component, report.worker_id)
-        worker.report, worker.heard_at, worker.is_suspect = report, time.monotonic(), False
-        self._show_or_hide(worker, set(self._calls[report.component].ids()))
+        worker.report, worker.heard_at = report, time.monotonic()
+        worker.is_suspect = worker.is_suspect and worker.heard_at < worker.suspect_until
+        # Reports are many, so that who is in use is looked up in discovery by `watch` alone.
+        is_listed = worker.load.pool is not None or report.worker_id in self._calls[report.component].ids()
+        self._show_or_hide(worker, is_listed)
 
     def watch(self) -> None:
         """Declares silent workers lost and follows discovery; to be called a few times a second.
@@ -90,14 +97,20 @@ class Fleet:
                 if worker.worker_id in listed[component]:  # else it has left
                     log.warning("%s %d has been silent for %.1f s: lost", component, worker.worker_id, silence)
                 worker.lost.set()
-            self._show_or_hide(worker, listed[component])
+            self._show_or_hide(worker, worker.worker_id in listed[component])
             if worker.lost.is_set() and worker.worker_id not in listed[component]:
                 del self._workers[worker.worker_id]
 
     def suspect(self, worker: FleetWorker) -> None:
-        """A call to it broke: it is left out until it is heard again."""
-        worker.is_suspect = True
-        self._placer.hide(worker.load)
+        """A call to it broke: it is left out until it is heard again.
+
+        For longer each time, if nothing but breaks comes of it: being free, it would attract all work.
+        """
+        if not worker.is_suspect:
+            worker.is_suspect = True
+            worker.suspect_until = time.monotonic() + min(0.2 * (2.0**worker.num_breaks - 1), _LONGEST_SUSPICION_S)
+            worker.num_breaks = min(worker.num_breaks + 1, 10)
+            self._placer.hide(worker.load)
 
     def of(self, load: WorkerLoad) -> FleetWorker | None:
         """The worker that a route names; None if it has gone meanwhile."""
@@ -119,9 +132,9 @@ class Fleet:
     def _kind(self) -> tuple[ModelCard, int] | None:
         return next((worker.kind for worker in self._workers.values() if not worker.lost.is_set()), None)
 
-    def _show_or_hide(self, worker: FleetWorker, listed: set[WorkerId]) -> None:
+    def _show_or_hide(self, worker: FleetWorker, is_listed: bool) -> None:
         is_usable = (
-            worker.worker_id in listed
+            is_listed
             and worker.kind == self._kind
             and not worker.report.is_draining
             and not worker.is_suspect

@@ -197,6 +197,22 @@ def test_a_suspect_gets_no_work_until_it_is_heard() -> None:
     run(test())
 
 
+def test_a_worker_that_only_breaks_does_not_attract_all_work() -> None:
+    """It goes on reporting that it is free; the other one is busy, and yet gets the requests done."""
+
+    async def test() -> None:
+        workers = FakeWorkers(w1=breaks(0), w2=completes)
+        router = dispatcher(workers, max_attempts=3)
+        for i in range(30):
+            for worker_id in (1, 2):
+                router.fleet.receive(report(worker_id))
+            await complete(router, request(f"r{i}"))
+        assert [worker_id for worker_id, _ in workers.calls].count(1) < 5
+        assert is_settled(router, workers)
+
+    run(test())
+
+
 @pytest.mark.parametrize(
     ("news", "error"),
     [
