@@ -53,6 +53,9 @@ def _against_load(axes: Axes, results: Sequence[Measured], name: str, figure_of:
     axes.set_xlabel("offered load, requests/s")
     axes.set_ylabel("seconds")
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.tick_params(labelsize=8, which="both")
     axes.grid(alpha=0.3, which="both")
 
 
@@ -71,7 +74,7 @@ def _stacked(axes: Axes, results: Sequence[Measured], rate: float) -> None:
     axes.set_title(f"phases of a mean {unit} at {rate:g} requests/s", fontsize=10)
     axes.set_xlabel("seconds")
     axes.invert_yaxis()
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.15))
 
 
 def _seconds(run: Measured, phase: str) -> float:
