@@ -52,7 +52,8 @@ class HeldSource:
                     self.held = news.held
                 self.prefilled.set_result(news)
             elif news.error:
-                raise BlockLostError(news.error)
+                # As after a failed transfer: it waited for too long, and would again.
+                raise BlockLostError(news.error, is_transfer=True)
             if news.is_done:
                 self._on_freed()
                 return

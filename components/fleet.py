@@ -61,6 +61,9 @@ class Fleet:
         self._bus = bus
         self._worker_timeout_s = worker_timeout_s
         self._workers: dict[WorkerId, FleetWorker] = {}
+        self.accepts_requests = False
+        """Whether a colocated worker is there that does not drain. Without one, those that drain finish
+        what has begun."""
 
     def receive(self, report: LoadReport) -> None:
         """Takes in a load report."""
@@ -76,10 +79,13 @@ class Fleet:
             log.info("%s %d is here", report.component, report.worker_id)
         elif report.is_draining and not worker.report.is_draining:
             log.info("%s %d drains", report.component, report.worker_id)
+        began_to_drain = report.is_draining and not worker.report.is_draining
         worker.report, worker.heard_at = report, time.monotonic()
         worker.is_suspect = worker.is_suspect and worker.heard_at < worker.suspect_until
         # Reports are many, so that who is in use is looked up in discovery by `watch` alone.
         is_listed = worker.load.pool is not None or report.worker_id in self._calls[report.component].ids()
+        if began_to_drain:
+            self._look_for_last_resorts(worker)
         self._show_or_hide(worker, is_listed)
 
     def watch(self) -> None:
@@ -89,6 +95,7 @@ class Fleet:
         """
         now = time.monotonic()
         listed = {component: set(calls.ids()) for component, calls in self._calls.items()}
+        self._look_for_last_resorts()
         for worker in list(self._workers.values()):
             component = worker.report.component
             silence = now - max(worker.heard_at, self._bus.connected_since)
@@ -132,11 +139,24 @@ class Fleet:
     def _kind(self) -> tuple[ModelCard, int] | None:
         return next((worker.kind for worker in self._workers.values() if not worker.lost.is_set()), None)
 
+    def _is_last_resort(self, worker: FleetWorker) -> bool:
+        return not self.accepts_requests and worker.report.component == "colocated_worker"
+
+    def _look_for_last_resorts(self, draining: FleetWorker | None = None) -> None:
+        self.accepts_requests = any(
+            (worker.load.pool is not None or worker.is_suspect)
+            and not worker.report.is_draining
+            and worker is not draining
+            and not worker.lost.is_set()
+            for worker in self._workers.values()
+            if worker.report.component == "colocated_worker"
+        )
+
     def _show_or_hide(self, worker: FleetWorker, is_listed: bool) -> None:
         is_usable = (
             is_listed
             and worker.kind == self._kind
-            and not worker.report.is_draining
+            and (not worker.report.is_draining or self._is_last_resort(worker))
             and not worker.is_suspect
             and not worker.lost.is_set()
         )

@@ -14,6 +14,7 @@ from components.runtime import Workers
 log = logging.getLogger(__name__)
 
 _WATCH_INTERVAL_S = 0.5
+_ASK_S = 10.0
 _CONNECT_S = 10.0
 
 
@@ -21,6 +22,7 @@ class KVSources:
     """Knows each prefill worker's `KVSource` before the first block comes from it.
 
     The NIXL agent is made when the first prefill worker shows up: a colocated graph does without.
+    Many blocks wait for the same task, so none of them cancels it, and what has failed is tried anew.
     """
 
     def __init__(self, workers: Workers, cache: KVCache, name: str, model: str) -> None:
@@ -43,30 +45,21 @@ class KVSources:
         """The means to read from a prefill worker.
 
         Raises:
-            TransferError: it cannot be reached.
+            TransferError: it cannot be reached in time, or no agent can be made.
         """
-        source = self._sources.get(worker_id) or self._fetch(worker_id)
-        try:
-            return await asyncio.wait_for(asyncio.shield(self._both(source)), timeout_s)
-        except (TransferError, asyncio.TimeoutError, RuntimeError) as error:
-            self._forget(worker_id)
-            raise TransferError(f"prefill worker {worker_id} cannot be reached: {error!r}") from None
-
-    async def _both(self, source: asyncio.Task[KVSource]) -> tuple[KVTransfer, KVSource]:
-        return await self._started(), await source
-
-    async def _started(self) -> KVTransfer:
-        if self._transfer is None:
-            self._transfer = asyncio.ensure_future(asyncio.to_thread(self._new_transfer))
-        return await self._transfer
-
-    def _new_transfer(self) -> KVTransfer:
-        return NixlTransfer(self._cache, self._name, self._model, lambda key: None)
+        task = self._sources.get(worker_id)
+        if task is None or _has_failed(task):
+            task = self._fetch(worker_id)
+        done, _ = await asyncio.wait({task}, timeout=timeout_s)
+        if not done:
+            raise TransferError(f"prefill worker {worker_id} did not say within {timeout_s:g} s where its KV lies")
+        if _has_failed(task):
+            raise TransferError(f"prefill worker {worker_id} cannot be read from: {_reason(task)}")
+        return await self._started(), task.result()
 
     def _fetch(self, worker_id: int) -> asyncio.Task[KVSource]:
-        task = asyncio.ensure_future(self._ask(worker_id))
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # told to whoever waits for it
-        self._sources[worker_id] = task
+        task = self._sources[worker_id] = asyncio.ensure_future(asyncio.wait_for(self._ask(worker_id), _ASK_S))
+        task.add_done_callback(_seen)
         return task
 
     async def _ask(self, worker_id: int) -> KVSource:
@@ -76,14 +69,33 @@ class KVSources:
         transfer.connect(source, timeout_s=_CONNECT_S).add_done_callback(_log_failure)
         return source
 
+    async def _started(self) -> KVTransfer:
+        if self._transfer is None or _has_failed(self._transfer):
+            self._transfer = asyncio.ensure_future(asyncio.to_thread(self._new_transfer))
+            self._transfer.add_done_callback(_seen)
+        return await asyncio.shield(self._transfer)
+
+    def _new_transfer(self) -> KVTransfer:
+        return NixlTransfer(self._cache, self._name, self._model, lambda key: None)
+
     def _forget(self, worker_id: int) -> None:
-        task = self._sources.pop(worker_id, None)
-        if task is None:
-            return
-        if task.done() and not task.cancelled() and task.exception() is None:
-            if self._transfer is not None and self._transfer.done():
-                self._transfer.result().drop_peer(task.result().name)
-        task.cancel()
+        task = self._sources.pop(worker_id)
+        if task.done() and not _has_failed(task) and self._transfer is not None and not _has_failed(self._transfer):
+            self._transfer.result().drop_peer(task.result().name)
+
+
+def _has_failed(task: asyncio.Task[KVSource] | asyncio.Task[KVTransfer]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+def _reason(task: asyncio.Task[KVSource]) -> str:
+    return "cancelled" if task.cancelled() else repr(task.exception())
+
+
+def _seen(task: asyncio.Task[KVSource] | asyncio.Task[KVTransfer]) -> None:
+    """Whoever waits for it is told; nobody may be waiting yet."""
+    if _has_failed(task) and not task.cancelled():
+        log.warning("KV transfers: %r", task.exception())
 
 
 def _log_failure(connecting: Future[None]) -> None:

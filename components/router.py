@@ -104,7 +104,7 @@ class Router:
         while True:
             self.dispatcher.watch()
             self.metrics.refresh(self._tokens_in_flight)
-            card = self.dispatcher.fleet.model if self.dispatcher.capacity_tokens else None
+            card = self.dispatcher.fleet.model if self.dispatcher.fleet.accepts_requests else None
             if card != shown:
                 if shown is not None:
                     await self.registration.hide()

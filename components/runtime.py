@@ -52,6 +52,7 @@ _LOST = (
     "Unlinked response",
     "NATS request",
     "deadline has elapsed",
+    "BackendCancelled",
 )
 
 

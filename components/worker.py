@@ -26,6 +26,7 @@ from components.worker_metrics import WorkerMetrics
 log = logging.getLogger(__name__)
 
 _DRAIN_POLL_S = 0.1
+_IDLE_S = 1.0
 # A router hears of the drain with the next report; what it has sent until then still arrives.
 _DRAIN_REPORTS = 3
 
@@ -169,8 +170,10 @@ class Worker(Generic[ConfigT]):
 
     async def _leave_when_idle(self) -> None:
         await asyncio.sleep(_DRAIN_REPORTS * self.config.load_report_interval_s)
-        while self._num_open:
+        idle_s = 0.0
+        while idle_s < _IDLE_S:  # the last worker of its kind gets the next block of what it has begun
             await asyncio.sleep(_DRAIN_POLL_S)
+            idle_s = 0.0 if self._num_open else idle_s + _DRAIN_POLL_S
         log.info("drained")
         self.runtime.shutdown()
 

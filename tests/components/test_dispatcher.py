@@ -837,6 +837,30 @@ def test_a_draining_worker_gets_no_more_and_finishes_what_it_has() -> None:
     run(test())
 
 
+def test_the_last_colocated_workers_finish_what_has_begun_while_they_drain() -> None:
+    async def test() -> None:
+        workers = FakeWorkers(w1=completes, w2=completes)
+        router = dispatcher(workers)
+        router.watch()
+        assert router.fleet.accepts_requests
+        asked = request()
+        await complete(router, asked)
+        asked.next_block()
+        router.fleet.receive(report(1, is_draining=True))
+        router.watch()
+        assert candidates(router) == [2] and router.fleet.accepts_requests
+        router.fleet.receive(report(2, is_draining=True))
+        router.watch()
+        assert not router.fleet.accepts_requests, "new requests are for others"
+        await complete(router, asked)
+        assert asked.answer()[1] is RequestStatus.FINISHED_LENGTH
+        router.fleet.receive(report(1))
+        router.watch()
+        assert candidates(router) == [1] and router.fleet.accepts_requests
+
+    run(test())
+
+
 def test_workers_with_other_pages_cannot_exchange_kv() -> None:
     async def test() -> None:
         router = unheard(FakeWorkers(w1=completes), prefill=FakeWorkers(w2=completes))
