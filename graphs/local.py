@@ -83,11 +83,17 @@ def _check_workers(settings: Settings) -> None:
 def _check_routing(settings: Settings) -> None:
     router = settings.sections["router"]
     assert isinstance(router, RouterConfig)
-    overflows = router.routing == "hybrid" and math.isfinite(router.overflow_threshold)
-    if overflows and not settings.graph.may_overflow:
+    if settings.graph.may_overflow:
+        return
+    name = settings.graph.name
+    if router.routing != "hybrid":
+        raise ConfigError(
+            f"router.routing {router.routing} prefills short prompts where they are denoised: serve hybrid"
+        )
+    if math.isfinite(router.overflow_threshold):
         raise ConfigError(
             f"with router.overflow_threshold {router.overflow_threshold:g} prefills would overflow: set it to .inf "
-            f"(--overflow-threshold inf) for the {settings.graph.name} graph, or serve hybrid"
+            f"(--overflow-threshold inf) for the {name} graph, or serve hybrid"
         )
 
 
