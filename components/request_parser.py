@@ -111,6 +111,7 @@ def build_request(
     block_length = given.setdefault("block_length", DEFAULT_BLOCK_LENGTH)
     given.setdefault("steps_per_block", block_length)
     given.setdefault("seed", secrets.randbits(62))
+    given.setdefault("temperature", card.temperature)
     max_tokens = given.get("max_tokens")
     if "canvas_length" not in given:
         wanted = limits.default_canvas_length if max_tokens is None else max_tokens
