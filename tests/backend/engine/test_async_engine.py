@@ -109,7 +109,7 @@ def test_a_failed_step_loop_is_told_to_everyone() -> None:
     async def test(engine: AsyncEngine) -> None:
         waiting = asyncio.ensure_future(collect(engine, "a"))
 
-        def broken(plan: object) -> None:
+        def broken(*plan: object) -> None:
             raise RuntimeError("no memory left on the device")
 
         engine._engine.runner.run = broken  # type: ignore[method-assign, assignment]
