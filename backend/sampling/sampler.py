@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +23,7 @@ FAILED = -1
 """Stands in the place of a token whose logits were not finite."""
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """What one step commits, in M places.
 
     Attributes:
@@ -54,6 +53,7 @@ class SamplingBatch:
         self._factor_rows = [i for i, p in enumerate(params) if p.unmasking == "factor"]
         self._factor = np.array([params[row].factor for row in self._factor_rows])
         self._quota_rows = [i for i, p in enumerate(params) if p.unmasking not in ("threshold", "factor")]
+        self._quotas = [requests[row] for row in self._quota_rows]
         self._early_stops = EarlyStops(requests, device) if any(map(has_early_stops, requests)) else None
         self._num_top = None
         if any(p.logprobs is not None for p in params):
@@ -117,14 +117,12 @@ class SamplingBatch:
         if self._factor_rows:
             chosen[self._factor_rows] = by_factor(dense[self._factor_rows], self._factor)
         if self._quota_rows:
-            counts = [self._count(row) for row in self._quota_rows]
+            counts = [
+                even(request.block.length, request.params.steps_per_block, request.block.step)
+                if request.params.quota_schedule == "even"
+                else timesteps(request.block.num_masked, request.params.steps_per_block, request.block.step)
+                for request in self._quotas
+            ]
             if max(counts) > 1:
                 chosen[self._quota_rows] = by_quota(dense[self._quota_rows], np.array(counts))
         return chosen.ravel().take(masked).nonzero()[0]
-
-    def _count(self, row: int) -> int:
-        request = self._requests[row]
-        params, block = request.params, request.block
-        if params.quota_schedule == "timesteps":
-            return timesteps(block.num_masked, params.steps_per_block, block.step)
-        return even(block.length, params.steps_per_block, block.step)

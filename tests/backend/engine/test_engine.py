@@ -169,6 +169,8 @@ def test_scattered_pages_change_nothing(alone: dict[str, list[int]]) -> None:
 def test_a_retried_block_gives_the_same_answer(alone: dict[str, list[int]]) -> None:
     """The block is thrown away in the middle and started again, as after the loss of a worker."""
     engine = small_engine()
+    told: Logprobs = {}
+    num_retries = 0
     for request in mixed_requests(40):
         engine.scheduler.add(request)
         steps = 0
@@ -177,6 +179,7 @@ def test_a_retried_block_gives_the_same_answer(alone: dict[str, list[int]]) -> N
             assert output is not None
             steps += 1
             for left in output.left:
+                note(left, told)
                 if left.status.is_finished:
                     assert left.answer()[0] == alone[left.request_id]
                 else:
@@ -185,9 +188,16 @@ def test_a_retried_block_gives_the_same_answer(alone: dict[str, list[int]]) -> N
             if steps % 3 == 0 and engine.scheduler.has_work and request.block.attempt == 1:
                 engine.scheduler.abort(request.request_id)
                 known = request.block.committed_prefix()
+                num_retries += 1
                 request.status = RequestStatus.DENOISING
                 request.retry_block(known)
                 engine.scheduler.add(request)
+    assert num_retries > 10
+    expected = logprobs_alone()
+    assert told.keys() == expected.keys()
+    for name, many in expected.items():
+        for position, one in many.items():
+            assert told[name][position].logprob == pytest.approx(one.logprob, abs=1e-4)
 
 
 def test_broken_logits_fail_one_request_and_leave_the_others(alone: dict[str, list[int]]) -> None:
