@@ -169,6 +169,7 @@ class ModelCard:
     Attributes:
         fingerprint: equal for workers that give the same answers.
         context_length: prompt + canvas in tokens, at most.
+        temperature: of requests that name none.
     """
 
     fingerprint: str
@@ -176,6 +177,7 @@ class ModelCard:
     mask_token_id: int
     eos_token_ids: tuple[int, ...]
     context_length: int
+    temperature: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,7 @@ def build_request(
     given.setdefault("seed", secrets.randbits(62))
     if given.get("top_k") == -1:  # all tokens, as vLLM's clients say it
         given["top_k"] = 0
+    given.setdefault("temperature", card.temperature)
     max_tokens = given.get("max_tokens")
     if "canvas_length" not in given:
         wanted = limits.default_canvas_length if max_tokens is None else max_tokens

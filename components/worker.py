@@ -39,7 +39,12 @@ def model_card(directory: Path, config: ModelConfig, dtype: str) -> ModelCard:
         with path.open("rb") as file:
             digest.update(path.name.encode() + str(path.stat().st_size).encode() + file.read(1 << 20))
     return ModelCard(
-        digest.hexdigest()[:16], config.vocab_size, config.mask_token_id, config.eos_token_ids, config.max_position
+        digest.hexdigest()[:16],
+        config.vocab_size,
+        config.mask_token_id,
+        config.eos_token_ids,
+        config.max_position,
+        config.temperature,
     )
 
 

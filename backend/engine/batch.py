@@ -26,6 +26,7 @@ class BlockState:
     """
 
     def __init__(self, request: Request, cache: KVCache, mask_token_id: int) -> None:
+        self.request = request
         self.block = request.block
         tokens = request.block.tokens
         self.is_masked = np.array([token is None for token in tokens])
@@ -40,13 +41,33 @@ class BlockState:
         self.ids[offset] = token
         self.is_masked[offset] = False
 
+    def query(self, num_before: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Token ids, slots and positions of the block and of `num_before` positions before it."""
+        if not num_before:
+            return self.ids, self.block_slots, self.block_positions
+        start = self.request.block_start
+        before = np.arange(start - num_before, start)
+        tokens = (*self.request.prompt, *self.request.response)[start - num_before :]
+        return (
+            np.concatenate((np.array(tokens), self.ids)),
+            np.concatenate((self.slots[before], self.block_slots)),
+            np.concatenate((before, self.block_positions)),
+        )
+
 
 class PackedBatch:
     """Whole sequences of the prefills, then current blocks of the decodes, then padding.
 
+    With shifted logits, a block's first position is predicted by the row before the block, which
+    only a prefill has. So a prefill unmasks that one position and nothing else, as Fast-dLLM's does
+    for Dream, and the denoising steps all others.
+
     Padded to `min_rows` tokens: matrix products of very few rows take another path in the BLAS
     libraries, whose rounding would make a lone request's tokens differ from the same request's in
     a batch.
+
+    Args:
+        logits_shift: see `ModelConfig`.
 
     Attributes:
         token_ids: int64 [T], with the mask token where a position is masked.
@@ -55,7 +76,13 @@ class PackedBatch:
     """
 
     def __init__(
-        self, plan: StepPlan, states: Sequence[BlockState], cache: KVCache, mask_token_id: int, min_rows: int
+        self,
+        plan: StepPlan,
+        states: Sequence[BlockState],
+        cache: KVCache,
+        mask_token_id: int,
+        logits_shift: int,
+        min_rows: int,
     ) -> None:
         requests = (*plan.prefills, *plan.decodes)
         num_prefills = len(plan.prefills)
@@ -64,13 +91,17 @@ class PackedBatch:
         slots: list[NDArray[np.int64]] = []
         positions: list[NDArray[np.int64]] = []
         self.spans: list[SequenceSpan] = []
+        begins: list[int] = []
         first_rows: list[int] = []
         is_masked = np.zeros((len(requests), longest), dtype=bool)
         rows = 0
         for i, (request, state) in enumerate(zip(requests, states, strict=True)):
             begin = rows
+            begins.append(begin)
             is_masked[i, : request.block.length] = state.is_masked
             if i < num_prefills:
+                if logits_shift:
+                    is_masked[i, 1:] = False
                 rows += request.sequence_length
                 first_rows.append(begin + request.block_start)
                 ids += _sequence(request, state, mask_token_id)
@@ -78,11 +109,14 @@ class PackedBatch:
                 positions.append(np.arange(request.sequence_length))
                 self.spans.append(SequenceSpan(begin, rows, None))
             else:
-                rows += request.block.length
-                first_rows.append(begin)
-                ids.append(state.ids)
-                slots.append(state.block_slots)
-                positions.append(state.block_positions)
+                # No prefill leaves the first position masked; if one did, its row would be needed.
+                num_before = min(logits_shift, request.block_start) if state.is_masked[0] else 0
+                rows += num_before + request.block.length
+                first_rows.append(begin + num_before)
+                query_ids, query_slots, query_positions = state.query(num_before)
+                ids.append(query_ids)
+                slots.append(query_slots)
+                positions.append(query_positions)
                 self.spans.append(SequenceSpan(begin, rows, state.context))
         if padding := max(min_rows - rows, 0):
             ids.append(np.zeros(padding, dtype=np.int64))
@@ -90,7 +124,10 @@ class PackedBatch:
             positions.append(np.zeros(padding, dtype=np.int64))
         device = cache.data.device
         self.longest_block = longest
-        self._block_rows = (np.array(first_rows)[:, None] + np.arange(longest)).ravel()
+        block_rows = np.array(first_rows)[:, None] + np.arange(longest)
+        self._block_rows = block_rows.ravel()
+        # Before position 0 there is no row: it is predicted by its own, as in Dream's own code.
+        self._logit_rows = np.maximum(block_rows - logits_shift, np.array(begins)[:, None]).ravel()
         self._is_masked = is_masked.ravel()
         self._ids = np.concatenate(ids)
         # On the CPU these share memory with the arrays: `write` reaches the model without a copy.
@@ -103,13 +140,13 @@ class PackedBatch:
         """Where a token may still be unmasked: `request row * L + offset`, ascending."""
         return np.flatnonzero(self._is_masked)
 
-    def packed_rows(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The packed row of each place."""
-        return self._block_rows.take(places)
+    def logit_rows(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The packed row whose logits predict each place."""
+        return self._logit_rows.take(places)
 
     def write(self, places: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
         """Puts committed tokens [M] in place for the next step of the same requests."""
-        self._ids[self.packed_rows(places)] = tokens
+        self._ids[self._block_rows.take(places)] = tokens
         self._is_masked[places] = False
         if self.token_ids.device.type != "cpu":
             self.token_ids.copy_(torch.from_numpy(self._ids), non_blocking=True)

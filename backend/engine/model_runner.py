@@ -14,14 +14,14 @@ from backend.attention.sdpa import SdpaAttention
 from backend.core.request import Block
 from backend.core.step import StepPlan, StepResult
 from backend.engine.batch import BlockState, PackedBatch
-from backend.models.llada import Llada
+from backend.models.layers import Transformer
 from backend.sampling.sampler import FAILED, Choice
 
 
 class ModelRunner:
     """Owns the model's forward and the KV memory. One thread at a time."""
 
-    def __init__(self, model: Llada, cache: KVCache) -> None:
+    def __init__(self, model: Transformer, cache: KVCache) -> None:
         self.model = model
         self.cache = cache
         self.mask_token_id = model.config.mask_token_id
@@ -46,7 +46,7 @@ class ModelRunner:
         attention = SdpaAttention(self.cache, batch.slots, batch.spans, on_layer)
         hidden = self.model(batch.token_ids, batch.positions, attention)
         masked = batch.masked_places()
-        logits = self._logits(hidden, batch.packed_rows(masked))
+        logits = self._logits(hidden, batch.logit_rows(masked))
         choice = batch.sampling.choose(logits, self.mask_token_id, masked)
         return self._result(plan, batch, choice)
 
@@ -62,7 +62,8 @@ class ModelRunner:
                 known = BlockState(request, self.cache, self.mask_token_id)
             states[request.request_id] = known
         self._states = states
-        batch = PackedBatch(plan, list(states.values()), self.cache, self.mask_token_id, self._min_rows)
+        shift = self.model.config.logits_shift
+        batch = PackedBatch(plan, list(states.values()), self.cache, self.mask_token_id, shift, self._min_rows)
         # A batch with prefills never runs again; keeping it would hold its tensors for nothing.
         self._batch, self._batch_blocks = (None, []) if plan.prefills else (batch, blocks)
         return batch

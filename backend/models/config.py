@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,13 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of one masked diffusion model and the token ids that have a meaning to it."""
+    """The shape of one masked diffusion model and the token ids that have a meaning to it.
+
+    Attributes:
+        eos_token_ids: committing one of these ends an answer.
+        logits_shift: the prediction for position p is the logits' row p - logits_shift.
+        temperature: of requests that name none.
+    """
 
     architecture: str
     vocab_size: int
@@ -30,6 +36,8 @@ class ModelConfig:
     mask_token_id: int
     eos_token_ids: tuple[int, ...]
     tie_embeddings: bool = False
+    logits_shift: int = 0
+    temperature: float = 0.0
 
     @property
     def head_dim(self) -> int:
@@ -51,40 +59,80 @@ _LLADA_FIXED = {
     "scale_logits": False,
 }
 
+# The same for Dream: what its code reads, at the one value that every published checkpoint has. A
+# `sliding_window` without `use_sliding_window` has no effect, there as here.
+_DREAM_FIXED = {
+    "attention_bias": True,
+    "hidden_act": "silu",
+    "mlp_bias": False,
+    "rope_scaling": None,
+    "use_mrope": False,
+    "use_sliding_window": False,
+}
+
 
 def load_config(directory: Path) -> ModelConfig:
-    """Reads `config.json` of a Hugging Face checkpoint directory.
+    """Reads `config.json` of a Hugging Face checkpoint directory, and what other files add to it.
+
+    `generation_config.json` and `tokenizer_config.json`, if they are there, have a say in which tokens
+    end an answer, the first also in the temperature.
 
     Raises:
         CheckpointError: a missing file or key, an unknown architecture, or an unsupported setting.
     """
     path = directory / "config.json"
+    raw = _read(path)
+    if raw is None:
+        raise CheckpointError(f"{directory} is no checkpoint directory: it has no config.json")
+    architecture = (raw.get("architectures") or ["(none)"])[0]
+    try:
+        if architecture == "LLaDAModelLM":
+            config = _llada_config(raw)
+        elif architecture == "DreamModel":
+            config = _dream_config(raw)
+        else:
+            supported = "LLaDAModelLM, DreamModel"
+            raise CheckpointError(f"{path}: architecture {architecture!r} is not supported; supported: {supported}")
+    except KeyError as error:
+        raise CheckpointError(f"{path}: key {error.args[0]!r} is missing") from None
+    if not 0 <= config.mask_token_id < config.vocab_size:
+        raise CheckpointError(
+            f"{path}: mask_token_id={config.mask_token_id} is outside the vocabulary of {config.vocab_size}"
+        )
+    return _with_defaults(config, directory)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The JSON object in `path`; None if there is no such file."""
     try:
         raw = json.loads(path.read_text())
     except FileNotFoundError:
-        raise CheckpointError(f"{directory} is no checkpoint directory: it has no config.json") from None
-    except json.JSONDecodeError as error:
+        return None
+    except ValueError as error:  # not UTF-8 is one too
         raise CheckpointError(f"{path} is not valid JSON: {error}") from None
-    architectures = raw.get("architectures") or ["(none)"]
-    if architectures[0] != "LLaDAModelLM":
-        raise CheckpointError(f"{path}: architecture {architectures[0]!r} is not supported; supported: LLaDAModelLM")
-    try:
-        return _llada_config(raw)
-    except KeyError as error:
-        raise CheckpointError(f"{path}: key {error.args[0]!r} is missing") from None
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{path} is not valid JSON: it has to be an object")
+    return raw
+
+
+def _require(raw: dict[str, Any], fixed: dict[str, object]) -> None:
+    for key, supported in fixed.items():
+        if raw.get(key, supported) != supported:
+            raise CheckpointError(f"config.json: {key}={raw[key]!r} is not supported; only {supported!r} is")
+
+
+def _require_divisible(raw: dict[str, Any], hidden: str, heads: str, kv_heads: str, num_kv_heads: int) -> None:
+    if raw[hidden] % raw[heads] or raw[heads] % num_kv_heads:
+        raise CheckpointError(
+            f"config.json: {hidden}={raw[hidden]}, {heads}={raw[heads]}, {kv_heads}={num_kv_heads} do not divide"
+        )
 
 
 def _llada_config(raw: dict[str, Any]) -> ModelConfig:
-    for key, supported in _LLADA_FIXED.items():
-        if raw.get(key, supported) != supported:
-            raise CheckpointError(f"config.json: {key}={raw[key]!r} is not supported; only {supported!r} is")
+    _require(raw, _LLADA_FIXED)
     heads = raw["n_heads"]
     kv_heads = raw.get("n_kv_heads") or (1 if raw.get("multi_query_attention") else heads)
-    if raw["d_model"] % heads or heads % kv_heads:
-        raise CheckpointError(
-            f"config.json: d_model={raw['d_model']}, n_heads={heads}, n_kv_heads={kv_heads} do not divide"
-        )
-    eos = raw["eos_token_id"]
+    _require_divisible(raw, "d_model", "n_heads", "n_kv_heads", kv_heads)
     return ModelConfig(
         architecture="llada",
         vocab_size=raw["vocab_size"],
@@ -98,6 +146,55 @@ def _llada_config(raw: dict[str, Any]) -> ModelConfig:
         rms_norm_eps=raw.get("rms_norm_eps", 1e-5),
         rope_theta=raw.get("rope_theta", 10000.0),
         mask_token_id=raw["mask_token_id"],
-        eos_token_ids=tuple(eos) if isinstance(eos, list) else (eos,),
+        eos_token_ids=_ids(raw["eos_token_id"]),
         tie_embeddings=raw.get("weight_tying", False),
     )
+
+
+def _dream_config(raw: dict[str, Any]) -> ModelConfig:
+    _require(raw, _DREAM_FIXED)
+    heads = raw["num_attention_heads"]
+    kv_heads = raw.get("num_key_value_heads") or heads
+    _require_divisible(raw, "hidden_size", "num_attention_heads", "num_key_value_heads", kv_heads)
+    return ModelConfig(
+        architecture="dream",
+        vocab_size=raw["vocab_size"],
+        embedding_size=raw["vocab_size"],
+        hidden_size=raw["hidden_size"],
+        intermediate_size=raw["intermediate_size"],
+        num_layers=raw["num_hidden_layers"],
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        max_position=raw["max_position_embeddings"],
+        rms_norm_eps=raw["rms_norm_eps"],
+        rope_theta=raw["rope_theta"],
+        mask_token_id=raw["mask_token_id"],
+        eos_token_ids=_ids(raw["eos_token_id"]),
+        tie_embeddings=raw.get("tie_word_embeddings", False),
+        logits_shift=1,
+    )
+
+
+def _with_defaults(config: ModelConfig, directory: Path) -> ModelConfig:
+    """`config` with what the files beside `config.json` say of a request's defaults."""
+    generation = _read(directory / "generation_config.json") or {}
+    tokenizer = _read(directory / "tokenizer_config.json") or {}
+    # What followed an answer in training was padding, so nothing follows it here. DiffuCoder's is a
+    # token of its own, which only its tokenizer names.
+    added = (tokenizer.get("added_tokens_decoder") or {}).items()
+    padding = [int(i) for i, token in added if token["content"] == tokenizer.get("pad_token")]
+    ends = (*config.eos_token_ids, *_ids(generation.get("eos_token_id")), *padding)
+    temperature = generation.get("temperature") or 0.0
+    if not isinstance(temperature, int | float) or not 0 <= temperature <= 2:
+        raise CheckpointError(
+            f"{directory / 'generation_config.json'}: temperature={temperature!r} is not supported; only 0 to 2 is"
+        )
+    return replace(
+        config,
+        eos_token_ids=tuple(i for i in dict.fromkeys(ends) if i != config.mask_token_id),
+        temperature=float(temperature),
+    )
+
+
+def _ids(value: int | list[int] | None) -> tuple[int, ...]:
+    return () if value is None else tuple(value) if isinstance(value, list) else (value,)

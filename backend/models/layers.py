@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from backend.attention.base import Attention
+from backend.models.config import ModelConfig
 
 
 class RMSNorm(nn.Module):
@@ -78,3 +79,46 @@ class Block(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attention: Attention) -> Tensor:
         x = x + self.attention(self.attention_norm(x), cos, sin, layer, attention)
         return x + self.mlp(self.mlp_norm(x))
+
+
+class Transformer(nn.Module):
+    """Embedding, blocks, final norm and head: all of LLaDA and of Dream but what tells them apart.
+
+    Args:
+        qkv_bias: whether the query, key and value projections have one.
+    """
+
+    def __init__(self, config: ModelConfig, qkv_bias: bool) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.embedding_size, config.hidden_size)
+        self.blocks = nn.ModuleList(
+            Block(
+                config.hidden_size,
+                config.intermediate_size,
+                config.num_heads,
+                config.num_kv_heads,
+                config.rms_norm_eps,
+                qkv_bias,
+            )
+            for _ in range(config.num_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.embedding_size, bias=False)
+        if config.tie_embeddings:
+            self.lm_head.weight = self.embedding.weight
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Hidden states [T, D] of packed `token_ids` [T] at absolute `positions` [T]."""
+        x = self.embedding(token_ids)
+        cos, sin = rotary_table(positions, self.config.head_dim, self.config.rope_theta)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, cos, sin, layer, attention)
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [N, V] of chosen rows of the hidden states [N, D], V embedding rows.
+
+        Which position a row predicts is `ModelConfig.logits_shift`'s to say.
+        """
+        return self.lm_head(hidden)

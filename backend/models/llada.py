@@ -1,50 +1,18 @@
 """LLaDA (GSAI-ML/LLaDA-8B-Base, -Instruct, LLaDA-1.5): a Llama block with bidirectional attention.
 
-Equal to the official `modeling_llada.py` for the settings that `config.py` accepts. Shapes: T packed
-tokens, D hidden size, V embedding rows.
+Equal to the official `modeling_llada.py` for the settings that `config.py` accepts. The prediction for a
+position is that position's own row.
 """
 
 from __future__ import annotations
 
-from torch import Tensor, nn
-
-from backend.attention.base import Attention
 from backend.models.config import ModelConfig
-from backend.models.layers import Block, RMSNorm, rotary_table
+from backend.models.layers import Transformer
 
 
-class Llada(nn.Module):
+class Llada(Transformer):
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.embedding = nn.Embedding(config.embedding_size, config.hidden_size)
-        self.blocks = nn.ModuleList(
-            Block(
-                config.hidden_size,
-                config.intermediate_size,
-                config.num_heads,
-                config.num_kv_heads,
-                config.rms_norm_eps,
-                bias=False,
-            )
-            for _ in range(config.num_layers)
-        )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, config.embedding_size, bias=False)
-        if config.tie_embeddings:
-            self.lm_head.weight = self.embedding.weight
-
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """Hidden states [T, D] of packed `token_ids` [T] at absolute `positions` [T]."""
-        x = self.embedding(token_ids)
-        cos, sin = rotary_table(positions, self.config.head_dim, self.config.rope_theta)
-        for layer, block in enumerate(self.blocks):
-            x = block(x, cos, sin, layer, attention)
-        return self.norm(x)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [N, V] of chosen rows of the hidden states [N, D]."""
-        return self.lm_head(hidden)
+        super().__init__(config, qkv_bias=False)
 
 
 def official_names(config: ModelConfig) -> dict[str, tuple[str, ...]]:

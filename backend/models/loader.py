@@ -8,13 +8,14 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from backend.models.config import CheckpointError, load_config
-from backend.models.llada import Llada, official_names
+from backend.models import dream, llada
+from backend.models.config import CheckpointError, ModelConfig, load_config
+from backend.models.layers import Transformer
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
-def load_model(directory: Path, dtype: torch.dtype, device: torch.device) -> Llada:
+def load_model(directory: Path, dtype: torch.dtype, device: torch.device) -> Transformer:
     """The model of `directory` with its weights in `dtype` on `device`, ready for inference.
 
     One file or sharded. Never holds more than the model and one tensor of a shard in memory.
@@ -24,7 +25,7 @@ def load_model(directory: Path, dtype: torch.dtype, device: torch.device) -> Lla
     """
     config = load_config(directory)
     with torch.device("meta"):
-        model = Llada(config)
+        model = new_model(config)
     model = model.to(dtype).to_empty(device=device).eval().requires_grad_(False)
     if config.tie_embeddings:  # to_empty gives each of the two names memory of its own
         model.lm_head.weight = model.embedding.weight
@@ -42,13 +43,19 @@ def load_model(directory: Path, dtype: torch.dtype, device: torch.device) -> Lla
     return model
 
 
-def _targets(model: Llada) -> dict[str, torch.Tensor]:
+def new_model(config: ModelConfig) -> Transformer:
+    """The model that `config` describes, its weights not yet any checkpoint's."""
+    return dream.Dream(config) if config.architecture == "dream" else llada.Llada(config)
+
+
+def _targets(model: Transformer) -> dict[str, torch.Tensor]:
     """Checkpoint tensor name -> the rows of our parameter that it fills."""
     parameters = dict(model.named_parameters())
     config = model.config
     kv_rows = config.num_kv_heads * config.head_dim
     targets: dict[str, torch.Tensor] = {}
-    for ours, theirs in official_names(config).items():
+    names = dream.official_names(config) if config.architecture == "dream" else llada.official_names(config)
+    for ours, theirs in names.items():
         parameter = parameters[ours]
         if len(theirs) == 3:
             parts = parameter.split([config.hidden_size, kv_rows, kv_rows])

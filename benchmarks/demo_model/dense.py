@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from backend.models.llada import Llada
+from backend.models.layers import Transformer
 
 
 class DenseAttention:
@@ -28,7 +28,7 @@ class DenseAttention:
         return out.transpose(1, 2).flatten(0, 1)
 
 
-def dense_forward(model: Llada, ids: Tensor, lengths: Tensor) -> Tensor:
+def dense_forward(model: Transformer, ids: Tensor, lengths: Tensor) -> Tensor:
     """Hidden states [R, S, D] of left-padded rows `ids` [R, S] that hold `lengths` [R] tokens each."""
     rows, size = ids.shape
     columns = torch.arange(size)
@@ -40,7 +40,7 @@ def dense_forward(model: Llada, ids: Tensor, lengths: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def decode(
-    model: Llada, prompts: Sequence[Sequence[int]], canvas_length: int, block_length: int, threshold: float
+    model: Transformer, prompts: Sequence[Sequence[int]], canvas_length: int, block_length: int, threshold: float
 ) -> list[list[int]]:
     """Plain (uncached) blockwise decoding by confidence threshold: the canvas of each prompt.
 

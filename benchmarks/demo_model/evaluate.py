@@ -14,7 +14,7 @@ from pathlib import Path
 from backend.core.request import Request
 from backend.core.sampling_params import SamplingParams
 from backend.engine.engine import Engine, EngineConfig
-from backend.models.llada import Llada
+from backend.models.layers import Transformer
 from benchmarks.demo_model.dense import decode
 from benchmarks.demo_model.tasks import MIN_SIZE, TASKS, Example
 from benchmarks.demo_model.tokenizer import WordTokenizer
@@ -30,7 +30,7 @@ def fresh_examples(task: str, count: int, size: float, seed: int) -> list[Exampl
     return [TASKS[task](rng, max(size * rng.random(), MIN_SIZE)) for _ in range(count)]
 
 
-def plain_answers(model: Llada, tokenizer: WordTokenizer, examples: Sequence[Example]) -> list[str]:
+def plain_answers(model: Transformer, tokenizer: WordTokenizer, examples: Sequence[Example]) -> list[str]:
     """Answers without a cache, 16 examples at a time."""
     answers: list[str] = []
     for start in range(0, len(examples), 16):

@@ -33,6 +33,7 @@ from backend.core.scheduler import Scheduler, SchedulerConfig
 from backend.engine.engine import Engine
 from backend.engine.model_runner import ModelRunner
 from backend.models.config import ModelConfig
+from backend.models.layers import Transformer
 from backend.models.llada import Llada
 
 SEQUENCE, CANVAS, BLOCK = 1819, 128, 32
@@ -107,7 +108,7 @@ def outside_ms(engine: Engine, is_new: bool, steps: int) -> list[float]:
 
 
 @torch.inference_mode()
-def dense_forward(model: Llada, batch: int) -> Callable[[], object]:
+def dense_forward(model: Transformer, batch: int) -> Callable[[], object]:
     shape = (batch, SEQUENCE, CONFIG.num_kv_heads, CONFIG.head_dim)
     keys, values = ([torch.randn(shape) for _ in range(CONFIG.num_layers)] for _ in range(2))
     first = SEQUENCE - CANVAS
@@ -123,7 +124,7 @@ def bare_forward(engine: Engine) -> Callable[[], object]:
     packed = runner.last_batch
     assert packed is not None
     attention = SdpaAttention(runner.cache, packed.slots, packed.spans)
-    rows = torch.from_numpy(packed.packed_rows(packed.masked_places()))
+    rows = torch.from_numpy(packed.logit_rows(packed.masked_places()))
     return lambda: runner.model.logits(runner.model(packed.token_ids, packed.positions, attention)[rows])
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,12 @@ def build(prompt: Any = (10, 11), **options: Any) -> Request:
 def parse(metadata: dict[str, str] | None = None, **message: Any) -> Request:
     message = {"token_ids": [10, 11], **message}
     return parse_tokens_request(message, metadata or {}, "r", CARD, LIMITS, 3.0)
+
+
+def test_a_checkpoint_may_name_a_temperature() -> None:
+    warm = replace(CARD, temperature=0.2)
+    assert build_request("r", [10], {}, warm, LIMITS, 3.0).params.temperature == 0.2
+    assert build_request("r", [10], {"temperature": 0.0}, warm, LIMITS, 3.0).params.temperature == 0.0
 
 
 def test_options_of_annotations_and_headers() -> None:

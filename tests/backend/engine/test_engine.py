@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,20 +17,29 @@ from backend.core.scheduler import Scheduler, SchedulerConfig
 from backend.engine.engine import Engine
 from backend.engine.model_runner import ModelRunner
 from backend.models.config import ModelConfig
-from backend.models.llada import Llada
+from backend.models.loader import new_model
 
 MASK, EOS = 60, 61
-CONFIG = ModelConfig("llada", 62, 64, 32, 48, 2, 4, 2, 512, 1e-5, 10000.0, MASK, (EOS,))
+LLADA = ModelConfig("llada", 62, 64, 32, 48, 2, 4, 2, 512, 1e-5, 10000.0, MASK, (EOS,))
+DREAM = replace(LLADA, architecture="dream", logits_shift=1)
 
 
-def small_engine(tau: int = 200, seqs: int = 32, pages: int = 600, page_size: int = 8) -> Engine:
+def small_engine(
+    tau: int = 200, seqs: int = 32, pages: int = 600, page_size: int = 8, config: ModelConfig = LLADA
+) -> Engine:
     torch.manual_seed(0)
-    model = Llada(CONFIG).eval().requires_grad_(False)
+    model = new_model(config).eval().requires_grad_(False)
     for parameter in model.parameters():
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=0.3)
     cache = KVCache(2, pages, page_size, 2, 8, torch.float32, torch.device("cpu"))
     return Engine(ModelRunner(model, cache), Scheduler(SchedulerConfig(tau, seqs), PagePool(pages, page_size)))
+
+
+@pytest.fixture(scope="module", params=[LLADA, DREAM], ids=["llada", "dream"])
+def config(request: pytest.FixtureRequest) -> ModelConfig:
+    shape: ModelConfig = request.param
+    return shape
 
 
 def mixed_requests(count: int) -> list[Request]:
@@ -99,14 +109,14 @@ def note(request: Request, told: Logprobs) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, list[int]]:
-    engine = small_engine()
+def alone(config: ModelConfig) -> dict[str, list[int]]:
+    engine = small_engine(config=config)
     return {k: v for request in mixed_requests(40) for k, v in run(engine, [request]).items()}
 
 
-def logprobs_alone() -> Logprobs:
+def logprobs_alone(config: ModelConfig = LLADA) -> Logprobs:
     told: Logprobs = {}
-    engine = small_engine()
+    engine = small_engine(config=config)
     for request in mixed_requests(40):
         run(engine, [request], told)
     return told
@@ -124,17 +134,17 @@ def test_answers_obey_their_limits(alone: dict[str, list[int]]) -> None:
 
 @pytest.mark.parametrize(("tau", "seqs", "pages"), [(200, 32, 600), (10_000, 40, 2000), (40, 3, 60)])
 def test_every_request_of_a_mixed_batch_equals_itself_alone(
-    alone: dict[str, list[int]], tau: int, seqs: int, pages: int
+    config: ModelConfig, alone: dict[str, list[int]], tau: int, seqs: int, pages: int
 ) -> None:
     requests = mixed_requests(40)
     random.Random(tau).shuffle(requests)
-    assert run(small_engine(tau, seqs, pages), requests) == alone
+    assert run(small_engine(tau, seqs, pages, config=config), requests) == alone
 
 
-def test_logprobs_are_the_same_in_a_mixed_batch() -> None:
+def test_logprobs_are_the_same_in_a_mixed_batch(config: ModelConfig) -> None:
     told: Logprobs = {}
-    answers = run(small_engine(), mixed_requests(40), told)
-    expected = logprobs_alone()
+    answers = run(small_engine(config=config), mixed_requests(40), told)
+    expected = logprobs_alone(config)
     assert told.keys() == expected.keys() and len(told) > 20
     for name, many in expected.items():
         params = mixed_requests(40)[int(name)].params
@@ -147,8 +157,8 @@ def test_logprobs_are_the_same_in_a_mixed_batch() -> None:
                 assert one.top[0] == (token, one.logprob), "the arg max of its step"
 
 
-def test_scattered_pages_change_nothing(alone: dict[str, list[int]]) -> None:
-    engine = small_engine()
+def test_scattered_pages_change_nothing(config: ModelConfig, alone: dict[str, list[int]]) -> None:
+    engine = small_engine(config=config)
     holders = [engine.scheduler.pool.allocate(i, 1) for i in range(600)]
     assert None not in holders
     for i in range(0, 600, 2):
@@ -166,9 +176,9 @@ def test_scattered_pages_change_nothing(alone: dict[str, list[int]]) -> None:
                     engine.scheduler.add(left)
 
 
-def test_a_retried_block_gives_the_same_answer(alone: dict[str, list[int]]) -> None:
+def test_a_retried_block_gives_the_same_answer(config: ModelConfig, alone: dict[str, list[int]]) -> None:
     """The block is thrown away in the middle and started again, as after the loss of a worker."""
-    engine = small_engine()
+    engine = small_engine(config=config)
     told: Logprobs = {}
     num_retries = 0
     for request in mixed_requests(40):
@@ -193,20 +203,21 @@ def test_a_retried_block_gives_the_same_answer(alone: dict[str, list[int]]) -> N
                 request.retry_block(known)
                 engine.scheduler.add(request)
     assert num_retries > 10
-    expected = logprobs_alone()
+    expected = logprobs_alone(config)
     assert told.keys() == expected.keys()
     for name, many in expected.items():
         for position, one in many.items():
             assert told[name][position].logprob == pytest.approx(one.logprob, abs=1e-4)
 
 
-def test_broken_logits_fail_one_request_and_leave_the_others(alone: dict[str, list[int]]) -> None:
-    engine = small_engine()
-    # Token 59 is poison: its embedding makes every logit of its own sequence NaN.
-    engine.runner.model.embedding.weight[59] = torch.nan
-    requests = [r for r in mixed_requests(40) if 59 not in r.prompt and 59 not in alone[r.request_id]][:6]
-    assert len(requests) == 6
-    poisoned = Request("bad", [1, 59, 2], requests[0].params, 0.5)
+def test_broken_logits_fail_one_request_and_leave_the_others(config: ModelConfig, alone: dict[str, list[int]]) -> None:
+    engine = small_engine(config=config)
+    # Poison: its embedding makes every logit of its own sequence NaN. Outside the vocabulary, so that
+    # no request writes it itself, past the end of its answer for instance.
+    poison = config.embedding_size - 1
+    engine.runner.model.embedding.weight[poison] = torch.nan
+    requests = mixed_requests(40)[:6]
+    poisoned = Request("bad", [1, poison, 2], requests[0].params, 0.5)
     for request in (*requests, poisoned):
         engine.scheduler.add(request)
     errors: dict[str, str] = {}
@@ -225,8 +236,8 @@ def test_broken_logits_fail_one_request_and_leave_the_others(alone: dict[str, li
     assert list(errors) == ["bad"] and "not finite" in errors["bad"]
 
 
-def test_logits_are_computed_only_where_tokens_may_be_unmasked() -> None:
-    engine = small_engine()
+def test_logits_are_computed_only_where_tokens_may_be_unmasked(config: ModelConfig) -> None:
+    engine = small_engine(config=config)
     asked: list[int] = []
     model = engine.runner.model
     whole = model.logits
@@ -235,4 +246,5 @@ def test_logits_are_computed_only_where_tokens_may_be_unmasked() -> None:
     engine.scheduler.add(Request("a", [1] * 100, params, 0.0))
     while engine.scheduler.has_work:
         engine.step()
-    assert asked == [32, 16]
+    # Never less than 16 rows on the CPU; Dream's prefill asks for one.
+    assert asked == ([16, 31, 16] if config.logits_shift else [32, 16])

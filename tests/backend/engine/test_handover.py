@@ -18,13 +18,14 @@ from backend.core.prefill_scheduler import PrefillScheduler, PrefillSchedulerCon
 from backend.core.request import Request, RequestStatus
 from backend.engine.async_engine import AsyncEngine, BlockStream, BlockUpdate, HeldBlock
 from backend.engine.engine import Engine
+from backend.models.config import ModelConfig
 from backend.transfer.base import KVTransfer, TransferError, TransferStats
 from backend.transfer.local import LocalNetwork, LocalTransfer
-from tests.backend.engine.test_engine import Logprobs, logprobs_alone, mixed_requests, note, run, small_engine
+from tests.backend.engine.test_engine import LLADA, Logprobs, logprobs_alone, mixed_requests, note, run, small_engine
 
 
-def prefill_engine(pages: int = 600) -> Engine:
-    engine = small_engine(pages=pages)
+def prefill_engine(pages: int = 600, config: ModelConfig = LLADA) -> Engine:
+    engine = small_engine(pages=pages, config=config)
     engine.scheduler = PrefillScheduler(PrefillSchedulerConfig(300), PagePool(pages, 8))
     return engine
 
@@ -37,11 +38,14 @@ class Side:
 
 
 @asynccontextmanager
-async def pair(prefill_pages: int = 600, pages: int = 600, overlap: bool = False) -> AsyncIterator[tuple[Side, Side]]:
+async def pair(
+    prefill_pages: int = 600, pages: int = 600, overlap: bool = False, config: ModelConfig = LLADA
+) -> AsyncIterator[tuple[Side, Side]]:
     """A prefill worker and a colocated worker, without the processes around them."""
     network = LocalNetwork()
     sides: list[Side] = []
-    for engine, name in ((prefill_engine(prefill_pages), "p"), (small_engine(pages=pages), "c")):
+    engines = prefill_engine(prefill_pages, config), small_engine(pages=pages, config=config)
+    for engine, name in zip(engines, "pc", strict=True):
         worker: list[AsyncEngine] = []
         transfer = LocalTransfer(engine.runner.cache, name, "m", lambda key, w=worker: w[0].pulled(key), network)  # type: ignore[misc]
         worker.append(AsyncEngine(engine, transfer, overlap and name == "p"))

@@ -116,6 +116,7 @@ def test_wrong_tensors_are_named(
         ({"architectures": ["GPT2"]}, "'GPT2' is not supported"),
         ({"alibi": True}, "alibi=True is not supported"),
         ({"n_heads": 3}, "do not divide"),
+        ({"mask_token_id": 40}, "mask_token_id=40 is outside the vocabulary of 40"),
     ],
 )
 def test_other_models_are_refused(checkpoint: Callable[..., Path], keys: dict[str, Any], message: str) -> None:
@@ -128,6 +129,9 @@ def test_broken_directories_are_explained(tmp_path: Path) -> None:
         load(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match="not valid JSON"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="has to be an object"):
         load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in CONFIG.items() if k != "d_model"}))
     with pytest.raises(CheckpointError, match="'d_model' is missing"):

@@ -1,0 +1,78 @@
+"""Dream's generation against Fast-dLLM's own code: same tokens, same forwards, same commits in each."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from backend.core.sampling_params import SamplingParams
+from backend.core.scheduler import SchedulerConfig
+from backend.core.step import StepPlan, StepResult
+from backend.engine.engine import Engine, EngineConfig
+from tests.backend.engine import test_golden
+from tests.backend.engine.test_golden import Case, generate
+
+# Of entropy the cases whose steps all commit something: where Dream's own timesteps give 0, ours give 1.
+STRATEGIES = {"confidence_threshold": 13, "entropy": 12}
+
+
+@pytest.fixture(scope="module")
+def engine(golden: Path) -> Engine:
+    model = golden / "models" / "tiny-dream"
+    return Engine.from_config(EngineConfig(model, SchedulerConfig(300, 16), kv_cache_tokens=4096))
+
+
+@pytest.fixture(scope="module", params=list(STRATEGIES))
+def cases(golden: Path, request: pytest.FixtureRequest) -> list[Case]:
+    """The dual-cache cases of one strategy."""
+    everything = json.loads((golden / "dev" / "gen_dream_block.json").read_text())["cases"]
+    found = [c for c in everything if c["cache"] == "dual" and c["strategy"]["alg"] == request.param]
+    found = [c for c in found if all(forward[4] for forward in c["forwards"])]
+    assert len(found) == STRATEGIES[request.param]
+    return found
+
+
+def params(case: Case) -> SamplingParams:
+    num_blocks = case["gen_length"] // case["block_length"]
+    return SamplingParams(
+        max_tokens=case["gen_length"],
+        canvas_length=case["gen_length"],
+        block_length=case["block_length"],
+        unmasking="entropy" if case["strategy"]["alg"] == "entropy" else "threshold",
+        confidence_threshold=case["strategy"].get("threshold", 0.9),
+        quota_schedule="timesteps",
+        steps_per_block=case["steps"] // num_blocks,
+    )
+
+
+@pytest.fixture
+def commits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
+    """How many tokens each forward of each case commits; `generate` asks for `params`."""
+    counted: dict[str, list[int]] = defaultdict(list)
+    run = engine.runner.run
+
+    def counting(plan: StepPlan, on_layer: Callable[[int], None] | None = None) -> StepResult:
+        result = run(plan, on_layer)
+        for request, committed in zip((*plan.prefills, *plan.decodes), result.commits, strict=True):
+            counted[request.request_id].append(len(committed))
+        return result
+
+    monkeypatch.setattr(engine.runner, "run", counting)
+    monkeypatch.setattr(test_golden, "params", params)
+    return counted
+
+
+@pytest.mark.parametrize("is_together", [False, True])
+def test_the_reference_cases(
+    engine: Engine, cases: list[Case], commits: dict[str, list[int]], is_together: bool
+) -> None:
+    for together in [cases] if is_together else [[case] for case in cases]:
+        answers, forwards = generate(engine, together)
+        for case in together:
+            assert answers[case["id"]] == case["tokens"], case["id"]
+            assert forwards[case["id"]] == case["nfe"], case["id"]
+            assert commits[case["id"]] == [forward[4] for forward in case["forwards"]], case["id"]
