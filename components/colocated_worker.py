@@ -42,7 +42,7 @@ class ColocatedWorker(Worker[ColocatedWorkerConfig]):
     async def prefilled(self, message: Message, context: Context) -> AsyncIterator[Message]:
         """What the prefill of a block has committed whose KV is read from here while it runs."""
         held = HeldKV.from_wire(message)
-        self.engine.prefilled(held.key, held.commits)
+        self.engine.prefilled(held.key, held.commits, held.logprobs)
         yield {"is_done": True}
 
     async def generate(self, message: Message, context: Context) -> AsyncIterator[Message]:

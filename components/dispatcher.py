@@ -306,8 +306,10 @@ def _take(news: BlockNews, request: Request, trip: Trip) -> bool:
         if news.is_retryable:
             raise BlockLostError(news.error, is_transfer=request.status is RequestStatus.TRANSFERRING)
         raise (InvalidRequestError if news.is_refusal else RequestFailedError)(news.error)
+    start = request.block.frontier
     for token in news.tokens:
         request.block.commit(request.block.frontier, token)
+    request.block.logprobs.update(enumerate(news.logprobs, start))
     for phase, seconds in zip(PHASES, news.seconds, strict=True):
         trip.seconds[phase] += seconds
     return bool(news.tokens)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from backend.core.logprobs import TokenLogprobs
 from backend.core.request import Request, RequestStatus
 from backend.core.sampling_params import SamplingParams
 from backend.core.step import NO_TIME, PhaseSeconds
@@ -23,6 +24,22 @@ def unpack_tokens(data: bytes) -> list[int]:
     return ids.tolist()
 
 
+def pack_logprobs(logprobs: Sequence[TokenLogprobs]) -> list[bytes]:
+    """Three arrays: own logprobs, and as many ids and logprobs of likely tokens for each of them."""
+    top = [pair for of in logprobs for pair in of.top]
+    own, others = (array("d", values).tobytes() for values in ([of.logprob for of in logprobs], [p for _, p in top]))
+    return [own, pack_tokens([token for token, _ in top]), others]
+
+
+def unpack_logprobs(data: Sequence[bytes]) -> tuple[TokenLogprobs, ...]:
+    own, others = array("d"), array("d")
+    own.frombytes(data[0])
+    others.frombytes(data[2])
+    top = list(zip(unpack_tokens(data[1]), others, strict=True))
+    num_top = len(top) // max(len(own), 1)
+    return tuple(TokenLogprobs(logprob, tuple(top[i * num_top :][:num_top])) for i, logprob in enumerate(own))
+
+
 @dataclass(frozen=True)
 class HeldKV:
     """Where the KV of a prefilled block lies and what its prefill committed; the router passes it on.
@@ -34,6 +51,7 @@ class HeldKV:
         worker_id: the prefill worker, which knows it as `key`.
         pages: its pages there; they hold this KV for as long as their stamp is `stamp`.
         commits: (offset in block, token) pairs.
+        logprobs: of each of these, if the request asks for them.
     """
 
     worker_id: int
@@ -42,16 +60,19 @@ class HeldKV:
     stamp: int
     commits: Sequence[tuple[int, int]]
     is_running: bool = False
+    logprobs: Sequence[TokenLogprobs] = ()
 
     def to_wire(self) -> dict[str, Any]:
         commits = pack_tokens([number for pair in self.commits for number in pair])
-        return {**asdict(self), "pages": pack_tokens(self.pages), "commits": commits}
+        logprobs = pack_logprobs(self.logprobs)
+        return {**asdict(self), "pages": pack_tokens(self.pages), "commits": commits, "logprobs": logprobs}
 
     @classmethod
     def from_wire(cls, message: dict[str, Any]) -> HeldKV:
         numbers = unpack_tokens(message["commits"])
         commits = list(zip(numbers[::2], numbers[1::2], strict=True))
-        return cls(**{**message, "pages": unpack_tokens(message["pages"]), "commits": commits})
+        logprobs = unpack_logprobs(message["logprobs"])
+        return cls(**{**message, "pages": unpack_tokens(message["pages"]), "commits": commits, "logprobs": logprobs})
 
 
 def block_dispatch(request: Request, held: HeldKV | None = None) -> dict[str, Any]:
@@ -90,6 +111,7 @@ def read_dispatch(message: dict[str, Any]) -> tuple[Request, HeldKV | None]:
         known=unpack_tokens(message["known"]),
         attempt=message["attempt"],
         prefilled=held.commits if held and not held.is_running else None,
+        prefilled_logprobs=held.logprobs if held else (),
     )
     if held and held.is_running:
         request.status = RequestStatus.WAITING_FOR_KV
@@ -111,6 +133,7 @@ class BlockNews:
             `is_retryable` another attempt may succeed.
         seconds: with `held` and at the end, per phase (`PHASES`).
         num_steps: forwards so far.
+        logprobs: of each of the tokens, if the request asks for them.
     """
 
     tokens: Sequence[int]
@@ -121,17 +144,22 @@ class BlockNews:
     is_retryable: bool = False
     seconds: PhaseSeconds = NO_TIME
     num_steps: int = 0
+    logprobs: Sequence[TokenLogprobs] = ()
 
     def to_wire(self) -> dict[str, Any]:
         message = {field.name: getattr(self, field.name) for field in fields(self)}
         held = self.held.to_wire() if self.held else None
-        return {**message, "tokens": pack_tokens(self.tokens), "held": held, "seconds": list(self.seconds)}
+        logprobs = pack_logprobs(self.logprobs) if self.logprobs else None
+        tokens = pack_tokens(self.tokens)
+        return {**message, "tokens": tokens, "held": held, "seconds": list(self.seconds), "logprobs": logprobs}
 
     @classmethod
     def from_wire(cls, message: dict[str, Any]) -> BlockNews:
         held = HeldKV.from_wire(message["held"]) if message["held"] else None
         seconds = tuple(message["seconds"])
-        return cls(**{**message, "tokens": unpack_tokens(message["tokens"]), "held": held, "seconds": seconds})
+        logprobs = unpack_logprobs(message["logprobs"]) if message["logprobs"] else ()
+        tokens = unpack_tokens(message["tokens"])
+        return cls(**{**message, "tokens": tokens, "held": held, "seconds": seconds, "logprobs": logprobs})
 
 
 @dataclass(frozen=True)

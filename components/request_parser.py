@@ -16,27 +16,26 @@ ANNOTATION_PREFIX = "dllm."
 DEFAULT_BLOCK_LENGTH = 32
 
 _INTEGERS = ("block_length", "canvas_length", "steps_per_block")
-_NUMBERS = ("confidence_threshold",)
-_STRINGS = ("unmasking", "cache_policy")
+_NUMBERS = ("confidence_threshold", "factor")
+_STRINGS = ("unmasking", "quota_schedule", "cache_policy")
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed")
+"""Standard options of the draw, named alike in every API."""
 DLLM_OPTIONS = (*_INTEGERS, *_NUMBERS, *_STRINGS)
 
 # Standard options that are not served yet, with the values that ask for nothing.
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "n": (None, 1),
     "best_of": (None, 1),
-    "top_p": (None, 1, 1.0),
-    "top_k": (None, -1, 0),
-    "min_p": (None, 0, 0.0),
     "presence_penalty": (None, 0, 0.0),
     "frequency_penalty": (None, 0, 0.0),
     "repetition_penalty": (None, 1, 1.0),
     "length_penalty": (None, 1, 1.0),
     "guided_decoding": (None, {}),
     "use_beam_search": (None, False),
-    "min_tokens": (None, 0),
-    "logprobs": (None,),
     "prompt_logprobs": (None,),
 }
+# Dynamo's frontend turns `echo` into `prompt_logprobs`.
+_REASONS = {"prompt_logprobs": " (echo asks for it, too: the tokens of a prompt are never predicted)"}
 
 
 @dataclass(frozen=True)
@@ -99,18 +98,21 @@ def build_request(
 
     Args:
         options: fields of `SamplingParams`; absent or None means the default. `ignore_eos` and
-            `stop_token_ids` are understood too.
+            `eos_token_ids` are understood too.
 
     Raises:
         InvalidRequestError: says which field is wrong and what is allowed.
     """
     given = {key: value for key, value in options.items() if value is not None}
     ignore_eos = bool(given.pop("ignore_eos", False))
-    stop_ids = () if ignore_eos else (*card.eos_token_ids, *given.pop("stop_token_ids", ()))
-    given.pop("stop_token_ids", None)
+    asked_ids = _stop_ids(given.pop("stop_token_ids", ()), card)
+    eos_ids = [token for token in given.pop("eos_token_ids", ()) if 0 <= token < card.vocab_size]
+    stop_ids = () if ignore_eos else (*card.eos_token_ids, *asked_ids, *eos_ids)
     block_length = given.setdefault("block_length", DEFAULT_BLOCK_LENGTH)
     given.setdefault("steps_per_block", block_length)
     given.setdefault("seed", secrets.randbits(62))
+    if given.get("top_k") == -1:  # all tokens, as vLLM's clients say it
+        given["top_k"] = 0
     given.setdefault("temperature", card.temperature)
     max_tokens = given.get("max_tokens")
     if "canvas_length" not in given:
@@ -131,6 +133,15 @@ def build_request(
             f"is over the context length of {limits.context_length} tokens; shorten the prompt or lower max_tokens"
         )
     return request
+
+
+def _stop_ids(tokens: Any, card: ModelCard) -> Sequence[int]:
+    for token in tokens:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < card.vocab_size:
+            raise InvalidRequestError(
+                f"stop_token_ids holds {token!r}, outside the vocabulary; allowed: 0 to {card.vocab_size - 1}"
+            )
+    return list(tokens)
 
 
 def _check_prompt(prompt: Sequence[int], card: ModelCard) -> None:
@@ -168,13 +179,11 @@ def parse_tokens_request(
     options |= {
         "max_tokens": stop.get("max_tokens"),
         "ignore_eos": stop.get("ignore_eos"),
-        "stop_token_ids": (
-            *(stop.get("stop_token_ids") or ()),
-            *(stop.get("stop_token_ids_hidden") or ()),
-            *(message.get("eos_token_ids") or ()),
-        ),
-        "temperature": sampling.get("temperature"),
-        "seed": sampling.get("seed"),
+        "min_tokens": stop.get("min_tokens"),
+        "stop_token_ids": stop.get("stop_token_ids"),
+        "eos_token_ids": (*(stop.get("stop_token_ids_hidden") or ()), *(message.get("eos_token_ids") or ())),
+        "logprobs": output.get("logprobs"),
+        **{field: sampling.get(field) for field in SAMPLING_FIELDS},
     }
     return build_request(request_id, message.get("token_ids") or (), options, card, limits, arrival_time)
 
@@ -185,4 +194,4 @@ def refuse_unsupported(options: Mapping[str, Any]) -> None:
         if field in options and options[field] not in nothing:
             allowed = next((value for value in nothing if value is not None), None)
             hint = "leave it out" if allowed is None else f"leave it out or send {allowed}"
-            raise InvalidRequestError(f"{field}={options[field]!r} is not supported; {hint}")
+            raise InvalidRequestError(f"{field}={options[field]!r} is not supported; {hint}{_REASONS.get(field, '')}")

@@ -12,12 +12,12 @@ import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from backend.core.request import Request, RequestStatus
 from backend.core.routing import ConditionalPolicy, HybridPolicy, Policy
 from backend.core.sampling_params import InvalidRequestError
+from components.chunks import Piece, chunk
 from components.config import RouterConfig, from_command_line
 from components.dispatcher import Dispatcher, RequestFailedError, Trip
 from components.load_bus import LoadBus
@@ -32,15 +32,6 @@ log = logging.getLogger(__name__)
 
 _WATCH_INTERVAL_S = 0.1
 _FINISH_REASONS = {RequestStatus.FINISHED_STOP: "stop", RequestStatus.FINISHED_LENGTH: "length"}
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What became certain of an answer: token ids, their text, and at the end a finish reason."""
-
-    tokens: list[int]
-    text: str
-    finish_reason: str = ""
 
 
 class Router:
@@ -157,10 +148,7 @@ class Router:
         stop = (message.get("stop_conditions") or {}).get("stop") or ()
         async with aclosing(self._answer(request, stop, context)) as answer:
             async for piece in answer:
-                chunk: Message = {"token_ids": piece.tokens, "text": piece.text, "index": 0}
-                if piece.finish_reason:
-                    chunk["finish_reason"] = piece.finish_reason
-                yield chunk
+                yield chunk(piece, self.text.tokenizer)
 
     async def generate_tensor(self, message: Message, context: Context) -> AsyncIterator[Message]:
         """One KServe request; yields responses, a single one unless it asks to stream."""
@@ -197,27 +185,28 @@ class Router:
         Ends without a last piece when the client has gone.
         """
         with self._admitted(request) as account:
-            text = TextStream(self.text.tokenizer, stop)
+            text = TextStream(self.text.tokenizer, stop, request.params.min_tokens)
             sent = 0
             while True:
                 async with aclosing(self._run_block(request, context, account.trip)) as progress:
                     async for _ in progress:
                         tokens, status = request.answer(sent)
                         kept, piece = text.push(tokens)
+                        logprobs = request.logprobs(sent, len(kept))
                         sent += len(tokens)
                         account.num_tokens += len(kept)
                         if text.is_stopped:
                             account.outcome = "stop"
                             request.transition(RequestStatus.FINISHED_STOP)
-                            yield Piece(kept, piece, "stop")
+                            yield Piece(kept, piece, "stop", logprobs)
                             return
                         if status is not None:
                             account.outcome = _FINISH_REASONS[status]
                             request.transition(status)
-                            yield Piece(tokens, piece + text.finish(), account.outcome)
+                            yield Piece(tokens, piece + text.finish(), account.outcome, logprobs)
                             return
                         if tokens:
-                            yield Piece(tokens, piece)
+                            yield Piece(tokens, piece, logprobs=logprobs)
                 if context.is_stopped():
                     return
                 self.metrics.blocks.inc()

@@ -15,10 +15,10 @@ from typing import Any
 import tritonclient.grpc.model_config_pb2 as triton
 
 from backend.core.sampling_params import InvalidRequestError
-from components.request_parser import DLLM_OPTIONS, UNSUPPORTED, refuse_unsupported
+from components.request_parser import DLLM_OPTIONS, SAMPLING_FIELDS, UNSUPPORTED, refuse_unsupported
 from components.text import TextProcessor
 
-_STANDARD = ("max_tokens", "temperature", "seed", "ignore_eos")
+_STANDARD = ("max_tokens", "min_tokens", *SAMPLING_FIELDS, "ignore_eos", "stop_token_ids")
 # What Dynamo's frontend and tritonclient add by themselves.
 _FRONTEND = ("streaming", "stream", "id", "triton_enable_empty_final_response")
 PARAMETERS = (*_STANDARD, "stop", "chat_template", *DLLM_OPTIONS)
@@ -60,6 +60,8 @@ def parse_tensor_request(message: Mapping[str, Any], text: TextProcessor) -> Ten
             as_chat = _boolean(key, value)
         elif key == "ignore_eos":
             options[key] = _boolean(key, value)
+        elif key == "stop_token_ids":
+            options[key] = _token_ids(key, value)
         elif key in _STANDARD or key in DLLM_OPTIONS:
             options[key] = value
         elif key not in _FRONTEND and key not in UNSUPPORTED:
@@ -89,6 +91,14 @@ def _stop_strings(value: object) -> Sequence[str]:
     if not isinstance(value, str):
         raise InvalidRequestError(f"stop={value!r} is not a string; several stop strings go on lines of their own")
     return [line for line in value.split("\n") if line]
+
+
+def _token_ids(field: str, value: object) -> Sequence[int]:
+    """One id, or several with commas between them: KServe parameters have no lists."""
+    try:
+        return [int(part) for part in str(value).split(",")]
+    except ValueError:
+        raise InvalidRequestError(f"{field}={value!r} is no list of token ids; write them as 7,9") from None
 
 
 def _prompt(tensors: Mapping[str, Any], text: TextProcessor, as_chat: bool) -> Sequence[int]:

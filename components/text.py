@@ -60,8 +60,10 @@ class TextStream:
     Token by token, so that neither the text nor where it stops depends on how tokens come together.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int = 0) -> None:
         self._characters = _CharacterStream(tokenizer)
+        self._num_unchecked = max(min_tokens - 1, 0)
+        """Tokens still to come whose text no stop string may claim."""
         self._stop = [text for text in stop if text]
         self._held = ""
         self.is_stopped = False
@@ -80,6 +82,10 @@ class TextStream:
 
     def _push(self, token: int) -> str:
         self._held += self._characters.push(token)
+        if self._num_unchecked:
+            self._num_unchecked -= 1
+            certain, self._held = self._held, ""
+            return certain
         first = min((at for text in self._stop if (at := self._held.find(text)) >= 0), default=-1)
         if first >= 0:
             self.is_stopped = True

@@ -140,7 +140,9 @@ class Worker(Generic[ConfigT]):
                 held = None
                 if update.held is not None:
                     kv = update.held
-                    held = HeldKV(self.worker_id, request.request_id, kv.pages, kv.stamp, kv.commits, kv.is_running)
+                    held = HeldKV(
+                        self.worker_id, request.request_id, kv.pages, kv.stamp, kv.commits, kv.is_running, kv.logprobs
+                    )
                 yield BlockNews(
                     update.tokens,
                     update.is_done,
@@ -149,6 +151,7 @@ class Worker(Generic[ConfigT]):
                     is_retryable=update.is_retryable,
                     seconds=update.seconds,
                     num_steps=update.num_steps,
+                    logprobs=update.logprobs,
                 )
         except InvalidRequestError as error:
             self.metrics.ended("refused")

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 DEFAULT_BLOCK_LENGTH = 32
 # Options of diffusion models, which travel as annotations: OpenAI's API has no place for them.
 OPTIONS = {
-    "unmasking": (str, "which positions a step unmasks: threshold or quota"),
+    "unmasking": (str, "which positions a step unmasks: threshold, factor, quota, entropy, margin, ..."),
     "confidence_threshold": (float, "unmask what the model is at least this sure of"),
+    "factor": (float, "of the rule of that name: the larger, the more are unmasked in a step"),
+    "steps_per_block": (int, "steps that a block takes by the other rules"),
     "block_length": (int, f"positions denoised together (default: {DEFAULT_BLOCK_LENGTH})"),
     "canvas_length": (int, "positions of the whole response region"),
 }

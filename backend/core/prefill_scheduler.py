@@ -99,7 +99,8 @@ class PrefillScheduler:
         left: list[Request] = []
         ran: Sequence[Request] = plan.prefills
         for request, commits in zip(ran, result.commits, strict=True):
-            if request.apply(commits, request.request_id in result.errors):
+            name = request.request_id
+            if request.apply(commits, name in result.errors, result.logprobs.get(name, ())):
                 self._drop(request)
                 left.append(request)
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 
+from backend.core.logprobs import TokenLogprobs
 from backend.core.sampling_params import SamplingParams
 
 
@@ -57,6 +58,8 @@ class Block:
         self.attempt = attempt
         self.known = tuple(known)
         self.tokens: list[int | None] = [None] * length
+        self.logprobs: dict[int, TokenLogprobs] = {}
+        """By offset, of committed tokens, if the request asks for them."""
         self.frontier = 0
         self.num_masked = length
         self.step = 0
@@ -79,6 +82,10 @@ class Block:
     def committed_prefix(self) -> list[int]:
         return [token for token in self.tokens[: self.frontier] if token is not None]
 
+    def logprobs_at(self, offsets: Iterable[int]) -> tuple[TokenLogprobs, ...]:
+        """Of the tokens at these offsets; nothing if the request does not ask for them."""
+        return tuple(self.logprobs[offset] for offset in offsets) if self.logprobs else ()
+
 
 class Request:
     """One request; lives in the router, and for the time of a block in a worker.
@@ -90,6 +97,7 @@ class Request:
         attempt: number of this dispatch of the block; what is said about older ones is dropped.
         prefilled: what this attempt's prefill committed on another worker, as (offset, token) pairs;
             the block then waits for its KV instead of its prefill.
+        prefilled_logprobs: of each of these, if the request asks for them.
     """
 
     def __init__(
@@ -103,6 +111,7 @@ class Request:
         known: Sequence[int] = (),
         attempt: int = 1,
         prefilled: Sequence[tuple[int, int]] | None = None,
+        prefilled_logprobs: Sequence[TokenLogprobs] = (),
     ) -> None:
         if len(finished_blocks) % params.block_length:
             raise ValueError(f"{len(finished_blocks)} tokens are not whole blocks of {params.block_length}")
@@ -115,7 +124,7 @@ class Request:
         self.block = Block(len(finished_blocks) // params.block_length, params.block_length, attempt, known)
         self.pages: list[int] = []
         if prefilled is not None:
-            self.commit(prefilled)
+            self.commit(prefilled, prefilled_logprobs)
             self.status = RequestStatus.WAITING_FOR_KV
 
     @property
@@ -133,20 +142,27 @@ class Request:
             raise IllegalTransitionError(f"request {self.request_id}: {self.status.name} -> {status.name}")
         self.status = status
 
-    def commit(self, commits: Iterable[tuple[int, int]]) -> bool:
-        """Commits (offset in block, token) pairs of one step; True if the frontier moved."""
+    def commit(self, commits: Sequence[tuple[int, int]], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
+        """Commits (offset in block, token) pairs of one step; True if the frontier moved.
+
+        `logprobs`: of each pair, or nothing.
+        """
         before = self.block.frontier
         for offset, token in commits:
             self.block.commit(offset, token)
+        if logprobs:
+            self.block.logprobs.update((offset, of) for (offset, _), of in zip(commits, logprobs, strict=True))
         self.block.step += 1
         return self.block.frontier > before
 
-    def apply(self, commits: Iterable[tuple[int, int]], has_failed: bool) -> bool:
+    def apply(
+        self, commits: Sequence[tuple[int, int]], has_failed: bool, logprobs: Sequence[TokenLogprobs] = ()
+    ) -> bool:
         """Takes in one step on a worker; True if the request leaves it: failed, ended, or block done."""
         if has_failed:
             self.transition(RequestStatus.FINISHED_ERROR)
             return True
-        end = self.answer(len(self.response))[1] if self.commit(commits) else None
+        end = self.answer(len(self.response))[1] if self.commit(commits, logprobs) else None
         if end is not None:
             self.transition(end)
             return True
@@ -156,18 +172,24 @@ class Request:
         """What may be returned so far from response position `start` on, and how the answer ended.
 
         Committed tokens only, in order, without the stop token and nothing after it, at most
-        `max_tokens`; the status is None while the answer is not complete.
+        `max_tokens`; the status is None while the answer is not complete. Before `min_tokens` a stop
+        token is a token as others are; the sampler does not put any there.
         """
         first = min(start, len(self.response))
         tail = self.response[first:] + self.block.committed_prefix()
         tail = tail[start - first :]
         room = self.params.max_tokens - start
         for i, token in enumerate(tail[:room]):
-            if token in self.params.stop_token_ids:
+            if token in self.params.stop_token_ids and start + i >= self.params.min_tokens:
                 return tail[:i], RequestStatus.FINISHED_STOP
         if len(tail) >= room:
             return tail[:room], RequestStatus.FINISHED_LENGTH
         return tail, None
+
+    def logprobs(self, start: int, count: int) -> tuple[TokenLogprobs, ...]:
+        """Of `count` tokens of the current block from response position `start` on, if they are asked for."""
+        first = start - len(self.response)
+        return self.block.logprobs_at(range(first, first + count))
 
     def next_block(self) -> None:
         """Moves on to the block after a whole one; all KV is dropped (Fast-dLLM's block boundary)."""

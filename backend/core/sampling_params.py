@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-UNMASKING = ("threshold", "quota")
+UNMASKING = ("threshold", "factor", "quota", "entropy", "margin", "maskgit_plus", "random")
+QUOTA_SCHEDULES = ("even", "timesteps")
 MAX_BLOCK_LENGTH = 256
 MAX_SEED = 2**63 - 1
+MAX_TOP_K = 2**31 - 1
+MAX_LOGPROBS = 20
 
 
 class InvalidRequestError(ValueError):
@@ -23,11 +26,23 @@ class SamplingParams:
         canvas_length: masked positions after the prompt, a multiple of `block_length`.
         block_length: positions denoised together.
         unmasking: "threshold" commits every masked position of the block whose confidence reaches
-            `confidence_threshold`, and always the best one (Fast-dLLM); "quota" commits the best
-            `block_length / steps_per_block` (LLaDA's low-confidence remasking).
-        temperature: 0 is argmax; otherwise tokens are drawn from softmax(logits / temperature).
+            `confidence_threshold`, and always the best one (Fast-dLLM); "factor" goes on from the best
+            one for as long as the n-th confidence is at least 1 - `factor` / (n + 1) (Fast-dLLM). The
+            others commit a number of positions: the most confident (LLaDA's low-confidence remasking)
+            with "quota"; those of the least entropy, the largest lead of the first token over the
+            second, or the likeliest drawn token with "entropy", "margin" and "maskgit_plus" (Dream);
+            any with "random".
+        quota_schedule: that number is `block_length / steps_per_block` with "even", and with
+            "timesteps" Dream's share int(n * (1 - s / t)) of the n positions left.
+        temperature: 0 is argmax; otherwise tokens are drawn from softmax(logits / temperature), of
+            which `top_k`, then `top_p`, then `min_p` leave the most likely ones.
+        top_k: so many tokens; 0 is all.
+        top_p: the fewest tokens whose share reaches it; 1 is all.
+        min_p: tokens at least so likely as this share of the most likely one; 0 is all.
         seed: draws depend on (seed, block, step, position) alone.
         stop_token_ids: committing one of these ends the answer; it is not returned.
+        min_tokens: no position before it is given one of `stop_token_ids`.
+        logprobs: None, or so many of the most likely tokens are told with each token's own logprob.
 
     Raises:
         InvalidRequestError: a value out of its range.
@@ -38,10 +53,17 @@ class SamplingParams:
     block_length: int = 32
     unmasking: str = "threshold"
     confidence_threshold: float = 0.9
+    factor: float = 1.0
     steps_per_block: int = 32
+    quota_schedule: str = "even"
     temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    logprobs: int | None = None
     cache_policy: str = "dual"
 
     def __post_init__(self) -> None:
@@ -58,18 +80,30 @@ class SamplingParams:
                 f"max_tokens={self.max_tokens} does not fit canvas_length={self.canvas_length}; "
                 f"allowed: 1 to {self.canvas_length}"
             )
-        if self.unmasking not in UNMASKING:
-            raise InvalidRequestError(f"unmasking={self.unmasking!r} is not known; allowed: {', '.join(UNMASKING)}")
+        _name("unmasking", self.unmasking, UNMASKING)
         _number("confidence_threshold", self.confidence_threshold, 0.0, 1.0)
+        _number("factor", self.factor, 0.0, float(MAX_BLOCK_LENGTH))
         _integer("steps_per_block", self.steps_per_block, 1, self.block_length)
+        _name("quota_schedule", self.quota_schedule, QUOTA_SCHEDULES)
         _number("temperature", self.temperature, 0.0, 2.0)
+        _integer("top_k", self.top_k, 0, MAX_TOP_K)
+        _number("top_p", self.top_p, 0.0, 1.0)
+        _number("min_p", self.min_p, 0.0, 1.0)
         _integer("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
+        _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
 
 
 def _integer(field: str, value: object, low: int, high: int | None) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
         allowed = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
         raise InvalidRequestError(f"{field}={value!r} is out of range; allowed: {allowed}")
+
+
+def _name(field: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidRequestError(f"{field}={value!r} is not known; allowed: {', '.join(allowed)}")
 
 
 def _number(field: str, value: object, low: float, high: float) -> None:

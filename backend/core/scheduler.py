@@ -146,7 +146,8 @@ class Scheduler:
         left: list[Request] = []
         ran: Sequence[Request] = (*plan.prefills, *plan.decodes)
         for request, commits in zip(ran, result.commits, strict=True):
-            if not request.apply(commits, request.request_id in result.errors):
+            name = request.request_id
+            if not request.apply(commits, name in result.errors, result.logprobs.get(name, ())):
                 if request.status is RequestStatus.PREFILLING:
                     self._denoise(request)
                 continue

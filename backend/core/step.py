@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from backend.core.logprobs import TokenLogprobs
 from backend.core.request import Request
 
 PHASES = ("prefill_queue", "prefill", "decode_queue", "transfer", "decode")
@@ -32,7 +33,9 @@ class StepResult:
     Attributes:
         commits: per request of the plan (prefills, then decodes) its (offset in block, token) pairs.
         errors: request id -> why this request failed; the others of the step are not concerned.
+        logprobs: request id -> of each of its commits; only of requests that ask for them.
     """
 
     commits: Sequence[Sequence[tuple[int, int]]]
     errors: Mapping[str, str] = field(default_factory=dict)
+    logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=dict)

@@ -8,8 +8,9 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from backend.core.logprobs import TokenLogprobs
 from backend.core.prefill_scheduler import PrefillScheduler
 from backend.core.request import Request, RequestStatus
 from backend.core.scheduler import Scheduler
@@ -32,12 +33,14 @@ class HeldBlock:
         pages: of this worker, in the sequence's order.
         stamp: what the pages' stamp is for as long as they hold this KV (see `KVTransfer.stamp`).
         commits: (offset in block, token) of everything that is committed.
+        logprobs: of each of these, if the request asks for them.
     """
 
     pages: tuple[int, ...]
     stamp: int
     commits: tuple[tuple[int, int], ...]
     is_running: bool = False
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class BlockUpdate:
         is_retryable: another attempt may succeed: nothing is wrong with the request.
         seconds: time spent per phase (`PHASES`), told with `held` and at the end.
         num_steps: forwards this block took part in so far.
+        logprobs: of each of the tokens, if the request asks for them.
     """
 
     tokens: tuple[int, ...]
@@ -61,6 +65,7 @@ class BlockUpdate:
     is_retryable: bool = False
     seconds: PhaseSeconds = NO_TIME
     num_steps: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -193,9 +198,11 @@ class AsyncEngine:
         """Somebody has read the KV of this block: its pages are free within a step. From any thread."""
         self._inbox.put(lambda: self._release(request_id))
 
-    def prefilled(self, request_id: str, commits: Sequence[tuple[int, int]]) -> None:
+    def prefilled(
+        self, request_id: str, commits: Sequence[tuple[int, int]], logprobs: Sequence[TokenLogprobs] = ()
+    ) -> None:
         """What the prefill of a block has committed whose KV is read from here while it runs."""
-        self._inbox.put(lambda: self._prefilled(request_id, commits))
+        self._inbox.put(lambda: self._prefilled(request_id, commits, logprobs))
 
     @property
     def load(self) -> EngineLoad:
@@ -334,11 +341,13 @@ class AsyncEngine:
                 del self._streams[request.request_id]
                 self._deliver((stream, BlockUpdate((), True, error=f"KV transfer: {error}", is_retryable=True)))
 
-    def _prefilled(self, request_id: str, commits: Sequence[tuple[int, int]]) -> None:
+    def _prefilled(
+        self, request_id: str, commits: Sequence[tuple[int, int]], logprobs: Sequence[TokenLogprobs]
+    ) -> None:
         scheduler, stream = self._engine.scheduler, self._streams.get(request_id)
         if stream is None or stream.is_prefilled or not isinstance(scheduler, Scheduler):
             return
-        stream.request.commit(commits)
+        stream.request.commit(commits, logprobs)
         stream.sent = stream.request.block.frontier
         stream.is_prefilled = True
         if stream.has_arrived:
@@ -371,13 +380,16 @@ class AsyncEngine:
             if frontier == stream.sent and i >= num_prefills and not is_done:
                 continue
             tokens = tuple(request.block.committed_prefix()[stream.sent :])
+            logprobs = request.block.logprobs_at(range(stream.sent, frontier))
             stream.sent = frontier
             held = self._held(request)
             seconds = _seconds(stream, now) if is_done or held else NO_TIME
             if is_done:
                 del self._streams[request.request_id]
             error = output.errors.get(request.request_id)
-            update = BlockUpdate(tokens, is_done, held, error, seconds=seconds, num_steps=request.block.step)
+            update = BlockUpdate(
+                tokens, is_done, held, error, seconds=seconds, num_steps=request.block.step, logprobs=logprobs
+            )
             updates.append((stream, update))
         self._deliver(*updates)
 
@@ -388,7 +400,8 @@ class AsyncEngine:
         if not self._overlap:
             self._transfer.expect(request.request_id)
         commits = tuple((i, token) for i, token in enumerate(request.block.tokens) if token is not None)
-        return HeldBlock(tuple(request.pages), self._transfer.stamp(request.pages), commits)
+        logprobs = request.block.logprobs_at(offset for offset, _ in commits)
+        return HeldBlock(tuple(request.pages), self._transfer.stamp(request.pages), commits, logprobs=logprobs)
 
     def _deliver(self, *updates: tuple[BlockStream, BlockUpdate]) -> None:
         assert self._loop is not None
@@ -426,5 +439,4 @@ def _update(item: BlockUpdate | Exception) -> BlockUpdate:
 
 
 def _merged(first: BlockUpdate, then: BlockUpdate) -> BlockUpdate:
-    tokens = first.tokens + then.tokens
-    return BlockUpdate(tokens, then.is_done, then.held, then.error, then.is_retryable, then.seconds, then.num_steps)
+    return replace(then, tokens=first.tokens + then.tokens, logprobs=first.logprobs + then.logprobs)

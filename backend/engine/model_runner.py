@@ -15,7 +15,7 @@ from backend.core.request import Block
 from backend.core.step import StepPlan, StepResult
 from backend.engine.batch import BlockState, PackedBatch
 from backend.models.layers import Transformer
-from backend.sampling.sampler import FAILED
+from backend.sampling.sampler import FAILED, Choice
 
 
 class ModelRunner:
@@ -47,8 +47,8 @@ class ModelRunner:
         hidden = self.model(batch.token_ids, batch.positions, attention)
         masked = batch.masked_places()
         logits = self._logits(hidden, batch.logit_rows(masked))
-        places, tokens = batch.sampling.choose(logits, self.mask_token_id, masked)
-        return self._result(plan, batch, places, tokens)
+        choice = batch.sampling.choose(logits, self.mask_token_id, masked)
+        return self._result(plan, batch, choice)
 
     def _pack(self, plan: StepPlan) -> PackedBatch:
         requests = (*plan.prefills, *plan.decodes)
@@ -76,9 +76,8 @@ class ModelRunner:
         index = torch.from_numpy(rows).to(hidden.device)
         return self.model.logits(hidden.index_select(0, index))[:count, : self.model.config.vocab_size]
 
-    def _result(
-        self, plan: StepPlan, batch: PackedBatch, places: NDArray[np.int64], tokens: NDArray[np.int64]
-    ) -> StepResult:
+    def _result(self, plan: StepPlan, batch: PackedBatch, choice: Choice) -> StepResult:
+        places, tokens = choice.places, choice.tokens
         requests = (*plan.prefills, *plan.decodes)
         states = list(self._states.values())
         per_request: list[list[tuple[int, int]]] = [[] for _ in requests]
@@ -98,4 +97,4 @@ class ModelRunner:
                 self.forget_batch()
             else:
                 batch.write(places, tokens)
-        return StepResult(per_request, errors)
+        return StepResult(per_request, errors, batch.sampling.logprobs(choice))

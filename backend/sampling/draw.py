@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from backend.sampling.seeds import uniform
+from backend.sampling.seeds import Counters, uniform
 
 
 def top_probability(logits: Tensor) -> Tensor:
@@ -18,19 +16,51 @@ def top_probability(logits: Tensor) -> Tensor:
     return logits.softmax(dim=-1).amax(dim=-1)
 
 
-def sample(logits: Tensor, temperature: Tensor, counters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Tokens [N] drawn from softmax(logits / temperature) and their probabilities [N] at temperature 1.
+def token_probability(logits: Tensor, token: Tensor) -> Tensor:
+    """The probability [N] of `token` [N] in softmax(logits [N, V]).
 
-    The confidence stays un-noised, as in LLaDA's `generate.py`.
+    Un-noised, whatever temperature it was drawn at, as in LLaDA's `generate.py`.
+    """
+    return logits.log_softmax(dim=-1).gather(1, token[:, None]).squeeze(1).exp()
+
+
+def tempered(logits: Tensor, temperature: Tensor) -> Tensor:
+    """softmax(logits / temperature), float64 [N, V], of `logits` [N, V] and `temperature` float64 [N] above 0."""
+    wide = logits.double()
+    # Less the largest first: divided by a tiny temperature all of them could be infinite.
+    return ((wide - wide.amax(dim=-1, keepdim=True)) / temperature[:, None]).softmax(dim=-1)
+
+
+def truncated(probabilities: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """What top-k, then top-p, then min-p leave of `probabilities` [N, V], summing to 1 again.
+
+    The most likely token always stays; among equals the lower id is the more likely one.
 
     Args:
-        logits: float32 [N, V].
-        temperature: float64 [N], above 0.
-        counters: (seed, block, step, position), int64 [N] each.
+        top_k: int64 [N], so many most likely tokens stay.
+        top_p: [N], of these the fewest whose share reaches it; 1 keeps all.
+        min_p: [N], of these the ones at least so likely as this share of the most likely one.
     """
-    scaled = logits.double() / temperature[:, None]
-    cumulative = scaled.softmax(dim=-1).cumsum(dim=-1)
-    target = uniform(*counters)[:, None] * cumulative[:, -1:]
-    token = torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp(max=logits.shape[1] - 1)
-    confidence = logits.log_softmax(dim=-1).gather(1, token[:, None]).squeeze(1).exp()
-    return token, confidence
+    ranked, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    keep = torch.arange(ranked.shape[1], device=ranked.device) < top_k[:, None]
+    ranked = ranked * keep
+    before = ranked.cumsum(dim=-1) - ranked
+    # At 1 by itself: the sums are rounded, and would drop the least likely tokens.
+    keep &= (before < top_p[:, None] * ranked.sum(dim=-1, keepdim=True)) | (top_p[:, None] >= 1)
+    keep &= ranked >= min_p[:, None] * ranked[:, :1]
+    keep[:, 0] = True
+    kept = torch.zeros_like(ranked).scatter_(1, order, ranked * keep)
+    return kept / kept.sum(dim=-1, keepdim=True)
+
+
+def sample(probabilities: Tensor, counters: Counters) -> Tensor:
+    """Tokens [N] drawn from `probabilities` [N, V], never one whose probability is 0.
+
+    `counters`: int64 [N] each.
+    """
+    cumulative = probabilities.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    target = uniform(*counters)[:, None] * total
+    target = target.minimum(total.nextafter(torch.zeros_like(total)))  # rounding must not lead past the last one
+    # A row of NaN has no place for its target; it is failed by its confidence.
+    return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp(max=probabilities.shape[1] - 1)

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from backend.core.logprobs import TokenLogprobs
 from backend.core.request import Request
-from backend.sampling.draw import sample, top_probability
-from backend.sampling.unmask import by_quota, by_threshold, quota
+from backend.sampling.draw import top_probability
+from backend.sampling.early_stops import EarlyStops, has_early_stops
+from backend.sampling.logprobs import token_logprobs
+from backend.sampling.schedule import even, timesteps
+from backend.sampling.special import SpecialRows, is_special
+from backend.sampling.unmask import by_factor, by_quota, by_threshold
 
 FAILED = -1
 """Stands in the place of a token whose logits were not finite."""
+
+
+class Choice(NamedTuple):
+    """What one step commits, in M places.
+
+    Attributes:
+        places: int64 [M], ascending; a place is `request row * L + offset in its block`.
+        tokens: int64 [M], or FAILED.
+        logits: float32 [M, V] of these places; -inf where a token was no candidate.
+    """
+
+    places: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    logits: Tensor
 
 
 class SamplingBatch:
@@ -25,26 +45,26 @@ class SamplingBatch:
         self._requests = requests
         self._device = device
         self._shape = (len(requests), longest_block)
-        # No confidence reaches 2: a quota row gets its best position by the threshold rule, and the
-        # rest of its quota, if there is more, by rank.
+        # No score reaches 2: a row of another rule gets its best position by the threshold rule, and
+        # whatever it takes beyond that by its own.
         self._threshold = np.array(
             [p.confidence_threshold if p.unmasking == "threshold" else 2.0 for p in params], dtype=np.float32
         )
-        self._quota_rows = [i for i, p in enumerate(params) if p.unmasking == "quota"]
-        self._is_drawn = None
-        if any(p.temperature > 0 for p in params):
-            self._is_drawn = np.array([p.temperature > 0 for p in params])
-            self._temperature = torch.tensor([p.temperature for p in params], dtype=torch.float64, device=device)
-            self._seed = torch.tensor([p.seed for p in params], device=device)
-            self._block = torch.tensor([request.block.index for request in requests], device=device)
+        self._factor_rows = [i for i, p in enumerate(params) if p.unmasking == "factor"]
+        self._factor = np.array([params[row].factor for row in self._factor_rows])
+        self._quota_rows = [i for i, p in enumerate(params) if p.unmasking not in ("threshold", "factor")]
+        self._quotas = [requests[row] for row in self._quota_rows]
+        self._early_stops = EarlyStops(requests, device) if any(map(has_early_stops, requests)) else None
+        self._num_top = None
+        if any(p.logprobs is not None for p in params):
+            self._num_top = np.array([-1 if p.logprobs is None else p.logprobs for p in params])
+        self._special = SpecialRows(requests, device) if any(map(is_special, params)) else None
 
-    def choose(
-        self, logits: Tensor, mask_token_id: int, masked: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The commits of one step: places [M] and tokens [M], or FAILED.
+    def choose(self, logits: Tensor, mask_token_id: int, masked: NDArray[np.int64]) -> Choice:
+        """The commits of one step.
 
-        A place is `request row * L + offset in its block`. Every request with a masked position
-        commits at least one, so every step makes progress; the mask token is never a candidate.
+        Every request with a masked position commits at least one, so every step makes progress; the
+        mask token is never a candidate.
 
         Args:
             logits: [N, V] of the masked positions, overwritten.
@@ -52,47 +72,57 @@ class SamplingBatch:
         """
         logits = logits.float()
         logits[:, mask_token_id] = -torch.inf
+        if self._early_stops is not None:
+            self._early_stops.ban(logits, *np.divmod(masked, self._shape[1]))
         confidence = top_probability(logits)
-        drawn = self._draw(logits, confidence, masked)
-        likelihood = confidence.numpy(force=True)
+        score, drawn = confidence, None
+        if self._special is not None:
+            score, drawn = self._special.judge(logits, confidence, *np.divmod(masked, self._shape[1]))
+        likelihood = score.numpy(force=True)
         broken = None
-        if not np.isfinite(likelihood.sum()):
+        if not np.isfinite(likelihood.sum()) or (self._special is not None and bool(confidence.isnan().any())):
             # A broken row outranks all others, so that its request is sure to hear of it in this step.
-            broken = np.isnan(likelihood)
-            likelihood[broken] = 3.0
-        dense = np.full(self._shape, -1.0, dtype=np.float32)
-        dense.ravel()[masked] = likelihood
-        chosen = by_threshold(dense, self._threshold)
-        if self._quota_rows:
-            counts = [self._quota(row) for row in self._quota_rows]
-            if max(counts) > 1:
-                chosen[self._quota_rows] = by_quota(dense[self._quota_rows], np.array(counts))
-        picked = chosen.ravel().take(masked).nonzero()[0]
+            broken = confidence.isnan().numpy(force=True)
+            likelihood = np.where(broken, np.inf, likelihood)
+        picked = self._unmask(likelihood, masked)
         # The arg max is only wanted where it is committed; ties go to the lower id.
-        index = torch.from_numpy(picked).to(self._device)
-        tokens = logits.index_select(0, index).argmax(dim=-1).numpy(force=True)
+        chosen_logits = logits.index_select(0, torch.from_numpy(picked).to(self._device))
+        tokens = chosen_logits.argmax(dim=-1).numpy(force=True)
         if drawn is not None:
             tokens = np.where(drawn[picked] >= 0, drawn[picked], tokens)
         if broken is not None:
             tokens[broken[picked]] = FAILED
-        return masked[picked], tokens
+        return Choice(masked[picked], tokens, chosen_logits)
 
-    def _quota(self, row: int) -> int:
-        request = self._requests[row]
-        return quota(request.block.length, request.params.steps_per_block, request.block.step)
+    def logprobs(self, choice: Choice) -> dict[str, list[TokenLogprobs]]:
+        """Request id -> of each of its commits in `choice`; of requests that ask for them and did not fail."""
+        told: dict[str, list[TokenLogprobs]] = {}
+        if self._num_top is None:
+            return told
+        rows = choice.places // self._shape[1]
+        asked = ((self._num_top[rows] >= 0) & (choice.tokens != FAILED)).nonzero()[0]
+        if len(asked):
+            num_top = self._num_top[rows[asked]]
+            tokens = torch.from_numpy(choice.tokens[asked]).to(self._device)
+            judged = token_logprobs(choice.logits[torch.from_numpy(asked).to(self._device)], tokens, int(num_top.max()))
+            for row, count, of in zip(rows[asked].tolist(), num_top.tolist(), judged, strict=True):
+                told.setdefault(self._requests[row].request_id, []).append(of._replace(top=of.top[:count]))
+        return told
 
-    def _draw(self, logits: Tensor, confidence: Tensor, masked: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Tokens [N] of the requests with a temperature, -1 elsewhere; puts their `confidence` in place."""
-        if self._is_drawn is None:
-            return None
-        rows, offsets = np.divmod(masked, self._shape[1])
-        which = self._is_drawn[rows].nonzero()[0]
-        drawn, row, position = (
-            torch.from_numpy(index).to(self._device) for index in (which, rows[which], offsets[which])
-        )
-        step = torch.tensor([request.block.step for request in self._requests], device=self._device)
-        counters = (self._seed[row], self._block[row], step[row], position)
-        token, confidence[drawn] = sample(logits[drawn], self._temperature[row], counters)
-        tokens = np.full(len(masked), -1)
-        tokens[which] = token.numpy(force=True)
-        return tokens
+    def _unmask(self, score: NDArray[np.float32], masked: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which of the N masked positions are committed, by each request's own rule."""
+        dense = np.full(self._shape, -np.inf, dtype=np.float32)
+        dense.ravel()[masked] = score
+        chosen = by_threshold(dense, self._threshold)
+        if self._factor_rows:
+            chosen[self._factor_rows] = by_factor(dense[self._factor_rows], self._factor)
+        if self._quota_rows:
+            counts = [
+                even(request.block.length, request.params.steps_per_block, request.block.step)
+                if request.params.quota_schedule == "even"
+                else timesteps(request.block.num_masked, request.params.steps_per_block, request.block.step)
+                for request in self._quotas
+            ]
+            if max(counts) > 1:
+                chosen[self._quota_rows] = by_quota(dense[self._quota_rows], np.array(counts))
+        return chosen.ravel().take(masked).nonzero()[0]

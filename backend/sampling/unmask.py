@@ -1,7 +1,10 @@
 """Who gets unmasked: which of the block's masked positions are committed in this step.
 
-B requests, L positions of the longest block. A confidence is negative where a position is no
-candidate. Plain numpy: a few hundred numbers a step, wherever the logits were computed.
+B requests, L positions of the longest block. A score is -inf where a position is no candidate; among
+equals the leftmost counts as the better one. Plain numpy: a few hundred numbers a step, wherever the
+logits were computed.
+
+Every rule takes at least the best candidate, so that every step makes progress.
 """
 
 from __future__ import annotations
@@ -10,31 +13,47 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def quota(block_length: int, steps_per_block: int, step: int) -> int:
-    """Positions to commit in `step` so that the block takes `steps_per_block`; at least one.
-
-    The remainder goes to the earliest steps (LLaDA's `get_num_transfer_tokens`).
-    """
-    base, remainder = divmod(block_length, steps_per_block)
-    return max(base + (step < remainder), 1)
-
-
-def by_threshold(confidence: NDArray[np.float32], threshold: NDArray[np.float32]) -> NDArray[np.bool_]:
+def by_threshold(score: NDArray[np.float32], threshold: NDArray[np.float32]) -> NDArray[np.bool_]:
     """All candidates at or above their row's `threshold` [B], and always the best one (Fast-dLLM).
 
-    `confidence` [B, L]; among equals the leftmost is the best. Returns bool [B, L].
+    `score` [B, L]. Returns bool [B, L].
     """
-    chosen = confidence >= threshold[:, None]
-    chosen[np.arange(len(chosen)), confidence.argmax(axis=1)] = True
+    chosen = score >= threshold[:, None]
+    chosen[np.arange(len(chosen)), score.argmax(axis=1)] = True
     return chosen
 
 
-def by_quota(confidence: NDArray[np.float32], count: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """The `count` [B] most confident candidates of each row; among equals the leftmost.
+def by_factor(score: NDArray[np.float32], factor: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """From the best candidate on for as long as the n-th score is at least 1 - factor / (n + 1) (Fast-dLLM).
 
-    `confidence` [B, L]. Returns bool [B, L].
+    The first always. Its reference code also takes the very last candidate when that one fails; this
+    does not.
+
+    `score` [B, L], `factor` [B]. Returns bool [B, L].
     """
-    order = np.argsort(-confidence, axis=1, kind="stable")
-    rank = np.empty_like(order)
-    np.put_along_axis(rank, order, np.arange(order.shape[1])[None, :], axis=1)
-    return (rank < count[:, None]) & (confidence >= 0)
+    order = _ranking(score)
+    rank = np.arange(1, score.shape[1] + 1)
+    reaches = np.take_along_axis(score, order, axis=1) >= 1 - factor[:, None] / (rank + 1)
+    reaches[:, 0] = True
+    return _unranked(np.logical_and.accumulate(reaches, axis=1), order) & (score > -np.inf)
+
+
+def by_quota(score: NDArray[np.float32], count: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """The `count` [B] best candidates of each row.
+
+    `score` [B, L]. Returns bool [B, L].
+    """
+    leads = np.arange(score.shape[1]) < count[:, None]
+    return _unranked(leads, _ranking(score)) & (score > -np.inf)
+
+
+def _ranking(score: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Positions of each row from the best to the worst."""
+    return np.argsort(-score, axis=1, kind="stable")
+
+
+def _unranked(ranked: NDArray[np.bool_], order: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """What was said of ranks, said of positions."""
+    placed = np.empty_like(ranked)
+    np.put_along_axis(placed, order, ranked, axis=1)
+    return placed

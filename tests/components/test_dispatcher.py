@@ -3,12 +3,13 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from backend.core.logprobs import TokenLogprobs
 from backend.core.request import Request, RequestStatus
 from backend.core.routing import HybridPolicy, RouteKind
 from backend.core.sampling_params import InvalidRequestError, SamplingParams
@@ -154,6 +155,24 @@ def test_a_lost_worker_costs_an_attempt_and_no_token() -> None:
         assert workers.calls[0][1]["request_id"] != again["request_id"]
         assert router.num_retries == 1
         assert is_settled(router, workers)
+
+    run(test())
+
+
+def test_logprobs_of_both_attempts_stand_with_their_tokens() -> None:
+    def told(count: int) -> tuple[TokenLogprobs, ...]:
+        return tuple(TokenLogprobs(-float(i)) for i in range(count))
+
+    async def test() -> None:
+        async def is_lost(request: Request) -> AsyncGenerator[BlockNews]:
+            yield BlockNews(tokens(request)[:5], logprobs=told(5))
+            raise WorkerLostError("Disconnected")
+
+        workers = FakeWorkers(w1=is_lost, w2=says(BlockNews(tokens(request()), True, logprobs=told(LENGTH))))
+        asked = request()
+        await complete(dispatcher(workers), asked)
+        assert asked.logprobs(0, LENGTH) == told(LENGTH)
+        assert asked.logprobs(3, 4) == told(7)[3:]
 
     run(test())
 

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.core.logprobs import TokenLogprobs
 from backend.core.request import Request, RequestStatus
 from backend.core.sampling_params import InvalidRequestError, SamplingParams
 from components.protocol import (
@@ -24,7 +25,10 @@ from components.protocol import (
 CARD = ModelCard("abc", 696, 2, (1, 3), 2048)
 REPORT = LoadReport(7, "prefill_worker", CARD, False, 16, 256, 200, 1, 2, 333)
 HELD = HeldKV(9, "r/1.3", [4, 2, 7], 5, [(0, 11), (3, 12)])
-PARAMS = SamplingParams(50, 64, unmasking="quota", steps_per_block=4, temperature=0.5, seed=-3, stop_token_ids=(1, 9))
+LOGPROBS = (TokenLogprobs(-0.1, ((4, -0.1), (9, -2.5))), TokenLogprobs(-9999.0, ((1, -0.5), (5, -0.75))))
+PARAMS = SamplingParams(
+    50, 64, unmasking="quota", steps_per_block=4, temperature=0.5, top_p=0.9, seed=-3, stop_token_ids=(1, 9), logprobs=2
+)
 
 
 @given(st.lists(st.integers(0, 2**31 - 1)))
@@ -61,6 +65,14 @@ def test_a_prefilled_block_comes_with_its_commits_and_where_its_kv_lies() -> Non
     assert read.block.num_masked == 30
 
 
+def test_logprobs_of_what_the_prefill_committed_go_with_it() -> None:
+    request, _ = dispatched()
+    read, _ = read_dispatch(block_dispatch(request, replace(HELD, logprobs=LOGPROBS)))
+    assert read.block.logprobs == {0: LOGPROBS[0], 3: LOGPROBS[1]}
+    running, _ = read_dispatch(block_dispatch(request, HeldKV(9, "r/1.3", [4], 5, (), is_running=True)))
+    assert running.block.logprobs == {} and running.block.step == 0
+
+
 def test_a_dispatch_has_a_name_of_its_own() -> None:
     """The same request's next block, or the next attempt at this one, is another one to the worker."""
     request, message = dispatched()
@@ -89,6 +101,9 @@ def test_a_dispatch_is_validated_again() -> None:
     "news",
     [
         BlockNews([4, 5, 6]),
+        BlockNews([4, 5], logprobs=LOGPROBS),
+        BlockNews([4, 5], logprobs=(TokenLogprobs(-0.25), TokenLogprobs(-1.5))),
+        BlockNews([4], held=replace(HELD, logprobs=LOGPROBS), logprobs=LOGPROBS[:1], num_steps=1),
         BlockNews([], True, seconds=(0.5, 0.25, 0.0, 0.0, 2.0), num_steps=9),
         BlockNews([4], held=HELD, seconds=(0.5, 0.25, 0.0, 0.0, 0.0), num_steps=1),
         BlockNews([], True, error="broken"),

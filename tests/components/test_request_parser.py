@@ -58,8 +58,8 @@ def test_an_option_without_a_value_is_refused() -> None:
 
 
 def test_numbers_are_read() -> None:
-    read = parse_options({"block_length": "16", "confidence_threshold": "0.5", "unmasking": "quota"})
-    assert read == {"block_length": 16, "confidence_threshold": 0.5, "unmasking": "quota"}
+    read = parse_options({"block_length": "16", "confidence_threshold": "0.5", "unmasking": "quota", "factor": "1"})
+    assert read == {"block_length": 16, "confidence_threshold": 0.5, "unmasking": "quota", "factor": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,19 @@ def test_without_a_seed_each_request_gets_one_of_its_own() -> None:
         ({"temperature": 2.5}, "temperature=2.5"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"seed": 2**63}, "seed="),
-        ({"unmasking": "all"}, "unmasking='all' is not known; allowed: threshold, quota"),
+        ({"top_p": 1.5}, "top_p=1.5 is out of range; allowed: 0 to 1"),
+        ({"top_p": -0.1}, "top_p=-0.1 is out of range"),
+        ({"min_p": 2}, "min_p=2 is out of range; allowed: 0 to 1"),
+        ({"min_p": True}, "min_p=True is not a number"),
+        ({"top_k": -2}, "top_k=-2 is out of range; allowed: a whole number from 0 to 2147483647"),
+        ({"top_k": 3.0}, "top_k=3.0 is out of range"),
+        ({"min_tokens": -1}, "min_tokens=-1 is out of range"),
+        ({"min_tokens": 33, "max_tokens": 32}, "min_tokens=33 is out of range; allowed: a whole number from 0 to 32"),
+        ({"logprobs": 21}, "logprobs=21 is out of range; allowed: a whole number from 0 to 20"),
+        ({"logprobs": True}, "logprobs=True is out of range"),
+        ({"factor": -1}, "factor=-1 is out of range; allowed: 0 to 256"),
+        ({"quota_schedule": "cosine"}, "quota_schedule='cosine' is not known; allowed: even, timesteps"),
+        ({"unmasking": "all"}, "unmasking='all' is not known; allowed: threshold, factor, quota, entropy, margin, "),
         ({"cache_policy": "all"}, "cache_policy='all' is not known; allowed: dual"),
     ],
 )
@@ -161,14 +173,22 @@ def test_prompt_and_canvas_must_fit_the_context() -> None:
 def test_stop_tokens() -> None:
     assert build(stop_token_ids=(7, 1)).params.stop_token_ids == (1, 7)
     assert build(stop_token_ids=(7,), ignore_eos=True).params.stop_token_ids == ()
+    # What the frontend knows of the tokenizer may be more than the model has.
+    assert build(stop_token_ids=(7,), eos_token_ids=(8, 100)).params.stop_token_ids == (1, 7, 8)
+
+
+@pytest.mark.parametrize("token", [100, -1, 2.0, True, "7"])
+def test_a_stop_token_outside_the_vocabulary_is_refused(token: object) -> None:
+    with pytest.raises(InvalidRequestError, match="stop_token_ids holds .*, outside the vocabulary; allowed: 0 to 99"):
+        build(stop_token_ids=(7, token))
 
 
 def test_a_request_of_the_openai_frontend() -> None:
     request = parse(
         {"steps_per_block": "8"},
-        stop_conditions={"max_tokens": 40, "stop": ["x"], "stop_token_ids_hidden": [7], "min_tokens": None},
-        sampling_options={"temperature": 0.5, "seed": 9, "n": 1, "top_p": None},
-        output_options={"skip_special_tokens": True, "logprobs": None},
+        stop_conditions={"max_tokens": 40, "stop": ["x"], "stop_token_ids_hidden": [7], "min_tokens": 5},
+        sampling_options={"temperature": 0.5, "seed": 9, "n": 1, "top_p": 0.9, "top_k": 40, "min_p": None},
+        output_options={"skip_special_tokens": True, "logprobs": 3},
         eos_token_ids=[1],
         annotations=["dllm.unmasking:quota"],
     )
@@ -176,7 +196,8 @@ def test_a_request_of_the_openai_frontend() -> None:
     assert (request.request_id, request.prompt, request.arrival_time) == ("r", (10, 11), 3.0)
     assert (params.max_tokens, params.canvas_length, params.steps_per_block) == (40, 64, 8)
     assert (params.temperature, params.seed, params.unmasking) == (0.5, 9, "quota")
-    assert params.stop_token_ids == (1, 7)
+    assert (params.top_p, params.top_k, params.min_p) == (0.9, 40, 0.0)
+    assert (params.stop_token_ids, params.min_tokens, params.logprobs) == ((1, 7), 5, 3)
 
 
 def test_a_request_may_leave_out_everything_but_its_prompt() -> None:
@@ -188,16 +209,10 @@ def test_a_request_may_leave_out_everything_but_its_prompt() -> None:
     [
         ("sampling_options", "n", 2),
         ("sampling_options", "best_of", 2),
-        ("sampling_options", "top_p", 0.9),
-        ("sampling_options", "top_k", 40),
-        ("sampling_options", "min_p", 0.1),
         ("sampling_options", "presence_penalty", 0.5),
         ("sampling_options", "frequency_penalty", 0.5),
         ("sampling_options", "repetition_penalty", 1.1),
         ("sampling_options", "guided_decoding", {"json": {}}),
-        ("stop_conditions", "min_tokens", 3),
-        ("output_options", "logprobs", 0),
-        ("output_options", "logprobs", 5),
         ("output_options", "prompt_logprobs", 0),
     ],
 )
@@ -207,4 +222,8 @@ def test_what_is_not_served_is_refused(part: str, field: str, value: Any) -> Non
 
 
 def test_asking_for_nothing_is_no_reason_to_refuse() -> None:
-    refuse_unsupported({"n": 1, "top_p": 1.0, "top_k": -1, "presence_penalty": 0.0, "logprobs": None, "other": 3})
+    refuse_unsupported({"n": 1, "presence_penalty": 0.0, "prompt_logprobs": None, "other": 3})
+
+
+def test_minus_1_and_0_are_both_all_tokens() -> None:
+    assert build(top_k=-1).params.top_k == build(top_k=0).params.top_k == build().params.top_k == 0

@@ -58,11 +58,20 @@ def test_ids_are_taken_as_they_are(text: TextProcessor) -> None:
 
 def test_parameters_become_options(text: TextProcessor) -> None:
     request = parse(
-        text, TEXT, max_tokens=7, temperature=0.5, seed=3, ignore_eos=True, block_length=16, unmasking="quota"
+        text,
+        TEXT,
+        max_tokens=7,
+        temperature=0.5,
+        top_p=0.9,
+        seed=3,
+        ignore_eos=True,
+        block_length=16,
+        unmasking="quota",
     )
     assert request.options == {
         "max_tokens": 7,
         "temperature": 0.5,
+        "top_p": 0.9,
         "seed": 3,
         "ignore_eos": True,
         "block_length": 16,
@@ -76,13 +85,18 @@ def test_streaming_is_asked_for(text: TextProcessor, name: str) -> None:
     assert not parse(text, TEXT, **{name: False}).is_streaming
 
 
+def test_stop_tokens_stand_between_commas(text: TextProcessor) -> None:
+    assert parse(text, TEXT, stop_token_ids="7, 9").options == {"stop_token_ids": [7, 9]}
+    assert parse(text, TEXT, stop_token_ids=7, min_tokens=3).options == {"stop_token_ids": [7], "min_tokens": 3}
+
+
 def test_stop_strings_stand_on_lines(text: TextProcessor) -> None:
     assert list(parse(text, TEXT, stop="one").stop) == ["one"]
     assert list(parse(text, TEXT, stop="one\n\n two").stop) == ["one", " two"]
 
 
 def test_what_clients_and_dynamo_add_is_ignored(text: TextProcessor) -> None:
-    request = parse(text, TEXT, triton_enable_empty_final_response=True, id="7", top_p=1.0, n=1)
+    request = parse(text, TEXT, triton_enable_empty_final_response=True, id="7", presence_penalty=0.0, n=1)
     assert request.options == {}
 
 
@@ -109,12 +123,14 @@ def test_bad_inputs_are_refused(text: TextProcessor, tensors: list[dict[str, Any
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"max_token": 3}, "parameter 'max_token' is not known; allowed: max_tokens, temperature"),
+        ({"max_token": 3}, "parameter 'max_token' is not known; allowed: max_tokens, min_tokens, temperature"),
         ({"stop": 3}, "stop=3 is not a string"),
         ({"ignore_eos": 1}, "ignore_eos=1 is not a boolean; allowed: true, false"),
         ({"chat_template": "no"}, "chat_template='no' is not a boolean"),
-        ({"top_p": 0.5}, "top_p=0.5 is not supported; leave it out or send 1"),
+        ({"presence_penalty": 0.5}, "presence_penalty=0.5 is not supported; leave it out or send 0"),
         ({"n": 2}, "n=2 is not supported"),
+        ({"stop_token_ids": "7;9"}, "stop_token_ids='7;9' is no list of token ids; write them as 7,9"),
+        ({"logprobs": 3}, "parameter 'logprobs' is not known"),
     ],
 )
 def test_bad_parameters_are_refused(text: TextProcessor, parameters: dict[str, Any], message: str) -> None:

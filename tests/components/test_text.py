@@ -192,3 +192,14 @@ def test_without_a_template_a_chat_is_refused(tmp_path: Path, config: dict[str, 
     text = TextProcessor(checkpoint(tmp_path, config))
     with pytest.raises(InvalidRequestError, match="no chat template; send the parameter chat_template=false"):
         text.encode_chat("hi")
+
+
+@both
+def test_before_min_tokens_no_stop_string_counts(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("one two one two").ids
+    for min_tokens, expected in ((0, 1), (1, 1), (len(tokens) // 2 + 1, 2)):
+        stream = TextStream(tokenizer, ["one"], min_tokens)
+        kept, pieces = push_all(stream, tokens, 2)
+        assert stream.is_stopped and len(kept) >= min_tokens
+        assert "".join(pieces).count("one") == expected - 1
+        assert tokenizer.decode(kept).count("one") == expected

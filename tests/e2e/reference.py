@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
+from backend.core.logprobs import TokenLogprobs
 from backend.core.request import Request, RequestStatus
 from backend.core.sampling_params import SamplingParams
 from backend.engine.engine import Engine, EngineConfig
@@ -29,6 +30,7 @@ class Answer:
     finish_reason: str
     num_prompt_tokens: int
     num_steps: int
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 class Reference:
@@ -56,14 +58,17 @@ class Reference:
         ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
         request = Request("reference", ids, SamplingParams(max_tokens, canvas, stop_token_ids=stop, **params), 0.0)
         num_steps = 0
+        logprobs: tuple[TokenLogprobs, ...] = ()
         while True:
             self._engine.scheduler.add(request)
             while (output := self._engine.step()) is not None:
                 assert not output.errors, output.errors
                 num_steps += 1
             tokens, end = request.answer()
+            logprobs += request.block.logprobs_at(range(request.block.frontier))
             if end is not None:
-                return Answer(self.tokenizer.decode(tokens), tokens, FINISH_REASONS[end], len(ids), num_steps)
+                reason, told = FINISH_REASONS[end], logprobs[: len(tokens)]
+                return Answer(self.tokenizer.decode(tokens), tokens, reason, len(ids), num_steps, told)
             request.next_block()
 
 

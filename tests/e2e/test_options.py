@@ -138,7 +138,9 @@ BAD = [
     ("canvas_length", "0", "at least 1"),
     ("canvas_length", "2048", "context length of 2048"),
     ("confidence_threshold", "1.5", "0 to 1"),
-    ("unmasking", "random", "threshold, quota"),
+    ("unmasking", "best", "threshold, factor, quota"),
+    ("factor", "-1", "0 to 256"),
+    ("quota_schedule", "cosine", "even, timesteps"),
     ("cache_policy", "none", "dual"),
     ("blok_length", "32", "block_length"),
 ]

@@ -44,19 +44,16 @@ BY_ROUTER: dict[str, tuple[dict[str, Any], str]] = {
     "mask token": ({"prompt": "spell <|mask|> lily"}, "is the mask token (2)"),
     "over the context": ({"prompt": TOO_LONG, "max_tokens": 96}, "is over the context length of 2048 tokens"),
     "n": ({"n": 2}, "n=2 is not supported; leave it out or send 1"),
-    "top_p": ({"top_p": 0.5}, "top_p=0.5 is not supported"),
-    "top_k": ({"top_k": 5}, "top_k=5 is not supported"),
     "presence_penalty": ({"presence_penalty": 1.0}, "presence_penalty=1.0 is not supported"),
-    "min_tokens": ({"min_tokens": 5}, "min_tokens=5 is not supported"),
+    "min_tokens": ({"min_tokens": 33}, "min_tokens=33 is out of range; allowed: a whole number from 0 to 32"),
 }
 CHAT_ONLY: dict[str, tuple[dict[str, Any], str]] = {
-    "logprobs": ({"logprobs": True}, "logprobs=1 is not supported"),
     "json": ({"response_format": {"type": "json_object"}}, "guided_decoding="),
 }
 COMPLETIONS_ONLY: dict[str, tuple[dict[str, Any], str]] = {
     "outside the vocabulary": ({"prompt": [20, OUTSIDE]}, "outside the vocabulary"),
     "mask id": ({"prompt": [20, 2]}, "is the mask token (2)"),
-    "logprobs": ({"logprobs": 0}, "logprobs=0 is not supported"),
+    "echo": ({"echo": True}, "prompt_logprobs=1 is not supported; leave it out (echo asks for it, too"),
     "best_of": ({"best_of": 2}, "best_of=2 is not supported"),
 }
 
@@ -155,7 +152,8 @@ KSERVE: dict[str, tuple[list[tuple[str, Any, str]], dict[str, Any], str]] = {
     "temperature": ([TEXT], {"temperature": 3.0}, "temperature=3.0 is out of range; allowed: 0 to 2"),
     "ignore_eos": ([TEXT], {"ignore_eos": "yes"}, "ignore_eos='yes' is not a boolean"),
     "stop": ([TEXT], {"stop": 7}, "stop=7 is not a string"),
-    "top_p": ([TEXT], {"top_p": 0.5}, "top_p=0.5 is not supported"),
+    "top_p": ([TEXT], {"top_p": 1.5}, "top_p=1.5 is out of range; allowed: 0 to 1"),
+    "top_k": ([TEXT], {"top_k": 2.5}, "top_k=2.5 is out of range; allowed: a whole number from 0"),
     "n": ([TEXT], {"n": 2}, "n=2 is not supported"),
     "unknown parameter": ([TEXT], {"max_token": 3}, "parameter 'max_token' is not known; allowed: max_tokens"),
 }

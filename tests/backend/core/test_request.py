@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.core.logprobs import TokenLogprobs
 from backend.core.request import Block, IllegalTransitionError, Request, RequestStatus
 from backend.core.sampling_params import InvalidRequestError, SamplingParams
 
@@ -28,6 +29,26 @@ def test_the_frontier_follows_what_is_committed_out_of_order() -> None:
     assert request.answer() == ([10, 11, 12, 13], None)
     assert request.answer(3) == ([13], None)
     assert request.block.num_masked == 0
+
+
+def test_before_min_tokens_a_stop_token_is_a_token_like_others() -> None:
+    params = SamplingParams(8, 8, 4, steps_per_block=4, stop_token_ids=(EOS,), min_tokens=2)
+    request = Request("r", (1,), params, 0.0)
+    request.commit([(0, EOS), (1, 5)])
+    assert request.answer() == ([EOS, 5], None)
+    assert request.answer(1) == ([5], None)
+    request.commit([(2, EOS)])
+    assert request.answer() == ([EOS, 5], S.FINISHED_STOP)
+    assert request.answer(1) == ([5], S.FINISHED_STOP)
+
+
+def test_logprobs_are_kept_by_position() -> None:
+    first, second, third = (TokenLogprobs(-float(i)) for i in range(3))
+    request = make(finished_blocks=[1, 2, 3, 4], prefilled=[(2, 12)], prefilled_logprobs=[third])
+    request.commit([(1, 11), (0, 10)], [second, first])
+    assert request.logprobs(4, 3) == (first, second, third)
+    assert request.logprobs(5, 1) == (second,)
+    assert make().logprobs(0, 0) == ()
 
 
 def test_a_committed_position_is_final() -> None:

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from backend.attention.kv_cache import KVCache
+from backend.core.logprobs import TokenLogprobs
 from backend.core.page_pool import PagePool
 from backend.core.request import Request, RequestStatus
-from backend.core.sampling_params import SamplingParams
+from backend.core.sampling_params import UNMASKING, SamplingParams
 from backend.core.scheduler import Scheduler, SchedulerConfig
 from backend.engine.engine import Engine
 from backend.engine.model_runner import ModelRunner
@@ -42,29 +43,41 @@ def config(request: pytest.FixtureRequest) -> ModelConfig:
 
 
 def mixed_requests(count: int) -> list[Request]:
-    """Different lengths, blocks, unmasking, temperatures and seeds."""
+    """Different lengths, blocks, rules of unmasking, samplers and seeds."""
     rng = random.Random(1)
     requests = []
     for i in range(count):
         block = rng.choice((1, 4, 8, 16, 32))
         blocks = rng.randint(1, 3)
+        max_tokens = rng.randint(1, block * blocks)
         params = SamplingParams(
-            max_tokens=rng.randint(1, block * blocks),
+            max_tokens=max_tokens,
             canvas_length=block * blocks,
             block_length=block,
-            unmasking=rng.choice(("threshold", "quota")),
+            unmasking=UNMASKING[i % len(UNMASKING)],
             confidence_threshold=rng.choice((0.2, 0.5, 0.9)),
+            factor=rng.choice((0.5, 1.0, 1.7)),
             steps_per_block=rng.randint(1, block),
+            quota_schedule=rng.choice(("even", "timesteps")),
             temperature=rng.choice((0.0, 0.0, 0.7, 1.3)),
+            top_k=rng.choice((0, 0, 5)),
+            top_p=rng.choice((1.0, 0.8)),
+            min_p=rng.choice((0.0, 0.05)),
             seed=rng.randint(-100, 100),
             stop_token_ids=rng.choice(((), (EOS, 5))),
+            min_tokens=rng.choice((0, rng.randint(0, max_tokens))),
+            logprobs=rng.choice((None, 0, 3)),
         )
         prompt = [rng.randrange(60) for _ in range(rng.randint(1, 70))]
         requests.append(Request(str(i), prompt, params, float(i)))
     return requests
 
 
-def run(engine: Engine, requests: list[Request]) -> dict[str, list[int]]:
+Logprobs = dict[str, dict[int, TokenLogprobs]]
+
+
+def run(engine: Engine, requests: list[Request], told: Logprobs | None = None) -> dict[str, list[int]]:
+    """The answers; `told` is filled with the logprobs of each, by response position."""
     for request in requests:
         engine.scheduler.add(request)
     answers: dict[str, list[int]] = {}
@@ -72,6 +85,8 @@ def run(engine: Engine, requests: list[Request]) -> dict[str, list[int]]:
         output = engine.step()
         assert output is not None
         for request in output.left:
+            if told is not None:
+                note(request, told)
             if request.status.is_finished:
                 assert request.status in (RequestStatus.FINISHED_STOP, RequestStatus.FINISHED_LENGTH)
                 answers[request.request_id] = request.answer()[0]
@@ -83,10 +98,28 @@ def run(engine: Engine, requests: list[Request]) -> dict[str, list[int]]:
     return answers
 
 
+def note(request: Request, told: Logprobs) -> None:
+    """What is known of the tokens of the current block that may be returned."""
+    start = len(request.response)
+    for offset in range(request.block.frontier):
+        if request.params.logprobs is not None:
+            told.setdefault(request.request_id, {})[start + offset] = request.block.logprobs[offset]
+        else:
+            assert not request.block.logprobs
+
+
 @pytest.fixture(scope="module")
 def alone(config: ModelConfig) -> dict[str, list[int]]:
     engine = small_engine(config=config)
     return {k: v for request in mixed_requests(40) for k, v in run(engine, [request]).items()}
+
+
+def logprobs_alone(config: ModelConfig = LLADA) -> Logprobs:
+    told: Logprobs = {}
+    engine = small_engine(config=config)
+    for request in mixed_requests(40):
+        run(engine, [request], told)
+    return told
 
 
 def test_answers_obey_their_limits(alone: dict[str, list[int]]) -> None:
@@ -94,6 +127,7 @@ def test_answers_obey_their_limits(alone: dict[str, list[int]]) -> None:
         answer = alone[request.request_id]
         assert len(answer) <= request.params.max_tokens
         assert MASK not in answer and not set(answer) & set(request.params.stop_token_ids)
+        assert len(answer) >= request.params.min_tokens
         if not request.params.stop_token_ids:
             assert len(answer) == request.params.max_tokens
 
@@ -105,6 +139,22 @@ def test_every_request_of_a_mixed_batch_equals_itself_alone(
     requests = mixed_requests(40)
     random.Random(tau).shuffle(requests)
     assert run(small_engine(tau, seqs, pages, config=config), requests) == alone
+
+
+def test_logprobs_are_the_same_in_a_mixed_batch(config: ModelConfig) -> None:
+    told: Logprobs = {}
+    answers = run(small_engine(config=config), mixed_requests(40), told)
+    expected = logprobs_alone(config)
+    assert told.keys() == expected.keys() and len(told) > 20
+    for name, many in expected.items():
+        params = mixed_requests(40)[int(name)].params
+        assert len(many) >= len(answers[name])
+        for position, token in enumerate(answers[name]):
+            one, other = many[position], told[name][position]
+            assert [t for t, _ in one.top] == [t for t, _ in other.top] and len(one.top) == params.logprobs
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+            if params.temperature == 0 and params.logprobs:
+                assert one.top[0] == (token, one.logprob), "the arg max of its step"
 
 
 def test_scattered_pages_change_nothing(config: ModelConfig, alone: dict[str, list[int]]) -> None:
@@ -129,6 +179,8 @@ def test_scattered_pages_change_nothing(config: ModelConfig, alone: dict[str, li
 def test_a_retried_block_gives_the_same_answer(config: ModelConfig, alone: dict[str, list[int]]) -> None:
     """The block is thrown away in the middle and started again, as after the loss of a worker."""
     engine = small_engine(config=config)
+    told: Logprobs = {}
+    num_retries = 0
     for request in mixed_requests(40):
         engine.scheduler.add(request)
         steps = 0
@@ -137,6 +189,7 @@ def test_a_retried_block_gives_the_same_answer(config: ModelConfig, alone: dict[
             assert output is not None
             steps += 1
             for left in output.left:
+                note(left, told)
                 if left.status.is_finished:
                     assert left.answer()[0] == alone[left.request_id]
                 else:
@@ -145,9 +198,16 @@ def test_a_retried_block_gives_the_same_answer(config: ModelConfig, alone: dict[
             if steps % 3 == 0 and engine.scheduler.has_work and request.block.attempt == 1:
                 engine.scheduler.abort(request.request_id)
                 known = request.block.committed_prefix()
+                num_retries += 1
                 request.status = RequestStatus.DENOISING
                 request.retry_block(known)
                 engine.scheduler.add(request)
+    assert num_retries > 10
+    expected = logprobs_alone(config)
+    assert told.keys() == expected.keys()
+    for name, many in expected.items():
+        for position, one in many.items():
+            assert told[name][position].logprob == pytest.approx(one.logprob, abs=1e-4)
 
 
 def test_broken_logits_fail_one_request_and_leave_the_others(config: ModelConfig, alone: dict[str, list[int]]) -> None:

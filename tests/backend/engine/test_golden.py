@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from backend.core.request import Request
 from backend.core.sampling_params import SamplingParams
 from backend.core.scheduler import SchedulerConfig
 from backend.engine.engine import Engine, EngineConfig
+from backend.sampling.unmask import by_factor
 
 Case = dict[str, Any]
 
@@ -26,25 +29,40 @@ def engine(golden: Path) -> Engine:
 @pytest.fixture(scope="module")
 def cases(golden: Path) -> list[Case]:
     """The dual-cache cases with confidence threshold or fixed quota."""
+    return [case for case in dual(golden) if case["strategy"]["name"] in ("threshold", "fixed")]
+
+
+@pytest.fixture(scope="module")
+def factor_cases(golden: Path) -> list[Case]:
+    return [case for case in dual(golden) if case["strategy"]["name"] == "factor"]
+
+
+def dual(golden: Path) -> list[Case]:
     everything = json.loads((golden / "dev" / "gen_llada.json").read_text())["cases"]
-    return [c for c in everything if c["cache"] == "dual" and c["strategy"]["name"] in ("threshold", "fixed")]
+    return [case for case in everything if case["cache"] == "dual"]
 
 
 def params(case: Case) -> SamplingParams:
-    is_threshold = case["strategy"]["name"] == "threshold"
+    strategy = case["strategy"]
     num_blocks = case["gen_length"] // case["block_length"]
     return SamplingParams(
         max_tokens=case["gen_length"],
         canvas_length=case["gen_length"],
         block_length=case["block_length"],
-        unmasking="threshold" if is_threshold else "quota",
-        confidence_threshold=case["strategy"]["threshold"] if is_threshold else 0.9,
+        unmasking="quota" if strategy["name"] == "fixed" else strategy["name"],
+        confidence_threshold=strategy.get("threshold", 0.9),
+        factor=strategy.get("factor", 1.0),
         steps_per_block=min(case["steps"] // num_blocks, case["block_length"]),
     )
 
 
-def generate(engine: Engine, cases: list[Case]) -> tuple[dict[str, list[int]], Counter[str]]:
-    """Tokens and number of forwards of each case, all in flight together."""
+def generate(
+    engine: Engine, cases: list[Case], committed: dict[str, dict[int, int]] | None = None
+) -> tuple[dict[str, list[int]], Counter[str]]:
+    """Tokens and number of forwards of each case, all in flight together.
+
+    `committed` is filled with the forward (from 0) that committed each position of each answer.
+    """
     for i, case in enumerate(cases):
         engine.scheduler.add(Request(case["id"], case["prompt"], params(case), float(i)))
     answers: dict[str, list[int]] = {}
@@ -53,7 +71,13 @@ def generate(engine: Engine, cases: list[Case]) -> tuple[dict[str, list[int]], C
         output = engine.step()
         assert output is not None
         engine.scheduler.pool.check()
-        forwards.update(request.request_id for request in (*output.plan.prefills, *output.plan.decodes))
+        for request in (*output.plan.prefills, *output.plan.decodes):
+            for offset, token in enumerate(request.block.tokens):
+                if committed is not None and token is not None:
+                    committed[request.request_id].setdefault(
+                        len(request.response) + offset, forwards[request.request_id]
+                    )
+            forwards[request.request_id] += 1
         for request in output.left:
             if request.status.is_finished:
                 answers[request.request_id] = [*request.prompt, *request.answer()[0]]
@@ -77,3 +101,42 @@ def test_all_cases_in_one_batch(engine: Engine, cases: list[Case]) -> None:
     for case in cases:
         assert answers[case["id"]] == case["tokens"], case["id"]
         assert forwards[case["id"]] == case["nfe"], case["id"]
+
+
+def by_factor_as_the_reference(score: NDArray[np.float32], factor: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Its quirk included, which we do not copy: the last candidate is taken though it fails."""
+    chosen = by_factor(score, factor)
+    candidates = score > -np.inf
+    one_left = candidates.sum(axis=1) - chosen.sum(axis=1) == 1
+    chosen[one_left] = candidates[one_left]
+    return chosen
+
+
+@pytest.mark.parametrize("is_together", [False, True])
+def test_the_factor_cases_as_the_reference_counts(
+    engine: Engine, factor_cases: list[Case], is_together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backend.sampling.sampler.by_factor", by_factor_as_the_reference)
+    assert len(factor_cases) == 13
+    for cases in [factor_cases] if is_together else [[case] for case in factor_cases]:
+        committed: dict[str, dict[int, int]] = defaultdict(dict)
+        answers, forwards = generate(engine, cases, committed)
+        for case in cases:
+            assert answers[case["id"]] == case["tokens"], case["id"]
+            assert forwards[case["id"]] == case["nfe"], case["id"]
+            assert [committed[case["id"]][i] for i in range(case["gen_length"])] == case["commit_forward"]
+
+
+def test_the_factor_cases_up_to_the_first_candidate_that_the_reference_takes_too_many(
+    engine: Engine, factor_cases: list[Case]
+) -> None:
+    """From there on the answers are different questions' answers."""
+    for case in factor_cases:
+        committed: dict[str, dict[int, int]] = defaultdict(dict)
+        answers, _ = generate(engine, [case], committed)
+        ours, tail = committed[case["id"]], case["factor_tail_forwards"][0]
+        theirs = {i: forward for i, forward in enumerate(case["commit_forward"]) if forward <= tail}
+        late = [i for i, forward in theirs.items() if ours[i] != forward]
+        assert len(late) == 1 and theirs[late[0]] == tail and ours[late[0]] == tail + 1, case["id"]
+        tokens = answers[case["id"]][case["prompt_length"] :]
+        assert all(tokens[i] == case["tokens"][case["prompt_length"] + i] for i in theirs if i not in late), case["id"]

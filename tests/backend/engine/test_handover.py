@@ -21,7 +21,7 @@ from backend.engine.engine import Engine
 from backend.models.config import ModelConfig
 from backend.transfer.base import KVTransfer, TransferError, TransferStats
 from backend.transfer.local import LocalNetwork, LocalTransfer
-from tests.backend.engine.test_engine import LLADA, mixed_requests, run, small_engine
+from tests.backend.engine.test_engine import LLADA, Logprobs, logprobs_alone, mixed_requests, note, run, small_engine
 
 
 def prefill_engine(pages: int = 600, config: ModelConfig = LLADA) -> Engine:
@@ -69,6 +69,7 @@ def fork(request: Request, held: HeldBlock | None = None) -> Request:
         known=request.block.known,
         attempt=request.block.attempt,
         prefilled=held.commits if held and not held.is_running else None,
+        prefilled_logprobs=held.logprobs if held else (),
     )
     if held and held.is_running:
         copy.status = RequestStatus.WAITING_FOR_KV
@@ -112,20 +113,23 @@ async def follow(
         if then.is_done:
             return
         assert then.held is not None and not then.held.is_running
-        colocated.worker.prefilled(denoising.request.request_id, then.held.commits)
+        colocated.worker.prefilled(denoising.request.request_id, then.held.commits, then.held.logprobs)
     async for update in denoising:
         take(request, update)
 
 
 def take(request: Request, update: BlockUpdate) -> None:
     assert update.error is None, update.error
+    request.block.logprobs.update(enumerate(update.logprobs, request.block.frontier))
     for token in update.tokens:
         request.block.commit(request.block.frontier, token)
 
 
-async def serve(prefill: Side, colocated: Side, request: Request) -> list[int]:
+async def serve(prefill: Side, colocated: Side, request: Request, told: Logprobs | None = None) -> list[int]:
     while True:
         await serve_block(prefill, colocated, request)
+        if told is not None:
+            note(request, told)
         tokens, end = request.answer()
         if end is not None:
             return tokens
@@ -139,6 +143,15 @@ def alone() -> dict[str, list[int]]:
     return {k: v for request in mixed_requests(40) for k, v in run(engine, [request]).items()}
 
 
+def assert_same(told: Logprobs, expected: Logprobs) -> None:
+    assert told.keys() == expected.keys()
+    for name, many in expected.items():
+        assert many.keys() == told[name].keys()
+        for position, one in many.items():
+            assert one.logprob == pytest.approx(told[name][position].logprob, abs=1e-4)
+            assert [token for token, _ in one.top] == [token for token, _ in told[name][position].top]
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("prefill_pages", "pages"), [(600, 600), (60, 40)])
 def test_the_same_tokens_as_on_one_worker(
@@ -149,7 +162,9 @@ def test_the_same_tokens_as_on_one_worker(
     async def test() -> None:
         async with pair(prefill_pages, pages, overlap) as (prefill, colocated):
             requests = mixed_requests(40)
-            answers = await asyncio.gather(*(serve(prefill, colocated, request) for request in requests))
+            told: Logprobs = {}
+            answers = await asyncio.gather(*(serve(prefill, colocated, request, told) for request in requests))
+            assert_same(told, logprobs_alone())
             assert {r.request_id: a for r, a in zip(requests, answers, strict=True)} == alone
             for side in (prefill, colocated):
                 while side.worker.load.free_pages < side.worker.load.num_pages:
@@ -284,7 +299,7 @@ def test_the_hand_over_is_exact() -> None:
         async with pair() as (prefill, colocated):
             prefill.engine.scheduler.pool.allocate("x", 3)
             colocated.engine.scheduler.pool.allocate("y", 17)
-            request = mixed_requests(1)[0]
+            request = next(r for r in mixed_requests(40) if len(r.prompt) > 40 and r.params.unmasking == "threshold")
             news = aiter(prefill.worker.submit(fork(request)))
             held = (await anext(news)).held
             assert held is not None
