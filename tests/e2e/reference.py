@@ -30,7 +30,7 @@ class Answer:
     finish_reason: str
     num_prompt_tokens: int
     num_steps: int
-    logprobs: tuple[TokenLogprobs, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Reference:
