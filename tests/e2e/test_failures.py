@@ -172,7 +172,7 @@ def test_who_hung_for_longer_than_the_lease_comes_back(graph: Served, reference:
         wait_until(
             lambda: (
                 not any("/router/" in name for name in graph.discovered())
-                and sum("/colocated_worker/" in name for name in graph.discovered()) == 1
+                and sum("/colocated_worker/generate/" in name for name in graph.discovered()) == 1
             ),
             "discovery to forget them",
         )
