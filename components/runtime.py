@@ -162,7 +162,7 @@ class Runtime:
             is_listed = endpoint.connection_id() in client.instance_ids()
             was_listed |= is_listed
             num_missing = num_missing + 1 if was_listed and not is_listed else 0
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(1.0 if was_listed else 0.05)  # it may be stopped as soon as it is there
 
 
 class Workers:
