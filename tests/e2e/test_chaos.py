@@ -18,7 +18,7 @@ from tests.e2e.reference import Reference
 from tests.e2e.served import SLOW, Served, wait_until
 from tests.e2e.test_hybrid import SLOWLY, mixed
 
-DURATION_S = float(os.environ.get("SANGAM_CHAOS_S", "45"))
+DURATION_S = float(os.environ.get("SANGAM_CHAOS_S", "40"))
 NUM_CLIENTS = 10
 KILL_EVERY_S = 4.0
 NUM_WORKERS = 4
