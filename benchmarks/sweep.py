@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import signal
 import sys
 import tempfile
 import time
@@ -220,4 +221,5 @@ def _write(arguments: argparse.Namespace, sweep: Sweep, compared: Sequence[Varia
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the graph is stopped in order
     sys.exit(main())
