@@ -13,6 +13,7 @@ from typing import Any
 from backend.core.sampling_params import InvalidRequestError
 from backend.core.scheduler import SchedulerConfig
 from backend.engine.async_engine import AsyncEngine
+from backend.engine.block_stream import Pull
 from backend.engine.engine import Engine
 from backend.transfer.base import TransferError, TransferStats
 from components.config import ColocatedWorkerConfig, from_command_line
@@ -66,7 +67,7 @@ class ColocatedWorker(Worker[ColocatedWorkerConfig]):
             async for news in self.news(stream):
                 yield news.to_wire()
 
-    async def _reader(self, held: HeldKV) -> Any:
+    async def _reader(self, held: HeldKV) -> Pull:
         timeout_s = self.config.kv_transfer_timeout_s
         transfer, source = await self._sources.get(held.worker_id, timeout_s)
 

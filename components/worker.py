@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -14,7 +14,8 @@ from typing import Any, Generic, TypeVar
 from backend.core.prefill_scheduler import PrefillSchedulerConfig
 from backend.core.sampling_params import InvalidRequestError
 from backend.core.scheduler import SchedulerConfig
-from backend.engine.async_engine import AsyncEngine, BlockStream, BlockUpdate, EngineDeadError
+from backend.engine.async_engine import AsyncEngine
+from backend.engine.block_stream import BlockStream, BlockUpdate, EngineDeadError
 from backend.engine.engine import Engine, EngineConfig
 from backend.models.config import CheckpointError, ModelConfig
 from components.config import WorkerConfig
@@ -118,7 +119,7 @@ class Worker(Generic[ConfigT]):
         return 0
 
     @contextmanager
-    def open_block(self, stream: BlockStream, context: Context) -> Any:
+    def open_block(self, stream: BlockStream, context: Context) -> Iterator[None]:
         """Frees what the block holds as soon as its caller is gone.
 
         A handler that nobody reads any more stays suspended at its yield, so this does not depend on it.

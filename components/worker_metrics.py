@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from backend.core.step import PHASES
-from backend.engine.async_engine import AsyncEngine, BlockUpdate
+from backend.engine.async_engine import AsyncEngine
+from backend.engine.block_stream import BlockUpdate
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _GAUGES = (
@@ -62,15 +61,12 @@ class WorkerMetrics:
             self._seen[attribute] = now
 
     def ended(self, outcome: str) -> None:
-        """A block ended: done, held, failed, lost or refused."""
+        """A block ended: done, failed, lost or refused."""
         self._blocks.labels(outcome).inc()
 
     def observe(self, update: BlockUpdate) -> None:
         """The phases and forwards of a block that this worker has done its part of."""
         self._steps.observe(update.num_steps)
-        self._observe_phases(update.seconds)
-
-    def _observe_phases(self, seconds: Sequence[float]) -> None:
-        for phase, value in zip(PHASES, seconds, strict=True):
+        for phase, value in zip(PHASES, update.seconds, strict=True):
             if value:
                 self._phases.labels(phase).observe(value)

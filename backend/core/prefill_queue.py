@@ -74,11 +74,19 @@ def release(pool: PagePool, request: Request) -> None:
         request.pages = []
 
 
-def require_capacity(pool: PagePool, request: Request) -> None:
-    """Raises InvalidRequestError if the sequence can never fit the pool."""
+def register(requests: dict[str, Request], pool: PagePool, request: Request) -> None:
+    """Makes a request one of a scheduler's.
+
+    Raises:
+        InvalidRequestError: its sequence can never fit the pool.
+        ValueError: a request of this id is there already.
+    """
+    if request.request_id in requests:
+        raise ValueError(f"request {request.request_id} is already scheduled here")
     needed, capacity = pool.pages_for(request.sequence_length), pool.num_pages
     if needed > capacity:
         raise InvalidRequestError(
             f"prompt ({len(request.prompt)}) + canvas ({request.params.canvas_length}) = "
             f"{request.sequence_length} tokens do not fit the KV cache of {capacity * pool.page_size} tokens"
         )
+    requests[request.request_id] = request

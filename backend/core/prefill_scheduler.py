@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from backend.core.page_pool import PagePool
-from backend.core.prefill_queue import PrefillQueue, allocate, release, require_capacity
+from backend.core.prefill_queue import PrefillQueue, allocate, register, release
 from backend.core.request import Request, RequestStatus
 from backend.core.step import StepPlan, StepResult
 
@@ -50,16 +50,8 @@ class PrefillScheduler:
         return self._waiting.num_tokens
 
     def add(self, request: Request) -> None:
-        """Queues one block of `request` for its prefill, by the request's arrival time.
-
-        Raises:
-            InvalidRequestError: it can never fit this worker's KV pool.
-            ValueError: a request of this id is already here.
-        """
-        if request.request_id in self._requests:
-            raise ValueError(f"request {request.request_id} is already scheduled here")
-        require_capacity(self.pool, request)
-        self._requests[request.request_id] = request
+        """Queues one block of `request` for its prefill, by the request's arrival time. Raises: see `register`."""
+        register(self._requests, self.pool, request)
         self._waiting.add(request)
 
     def abort(self, request_id: str) -> Request | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from backend.core.budget import TokenBudget
 from backend.core.cache_policy import cache_policy
 from backend.core.page_pool import PagePool
-from backend.core.prefill_queue import PrefillQueue, allocate, release, require_capacity
+from backend.core.prefill_queue import PrefillQueue, allocate, register, release
 from backend.core.request import Request, RequestStatus
 from backend.core.step import StepPlan, StepResult
 
@@ -74,10 +74,9 @@ class Scheduler:
             InvalidRequestError: it can never fit this worker's KV pool.
             ValueError: a request of this id is already here, or aborted and KV still comes in for it.
         """
-        if request.request_id in self._requests or request.request_id in self._transferring:
+        if request.request_id in self._transferring:
             raise ValueError(f"request {request.request_id} is already scheduled here")
-        require_capacity(self.pool, request)
-        self._requests[request.request_id] = request
+        register(self._requests, self.pool, request)
         if request.status is RequestStatus.WAITING_FOR_KV:
             self._added += 1
             insort(self._waiting_for_kv, (request.arrival_time, self._added, request))

@@ -11,8 +11,7 @@ from typing import TypeVar
 
 from backend.attention.kv_cache import KVCache
 from backend.transfer.base import KVLayout, KVSource, TransferError, TransferStats, check_layout, check_pages
-from backend.transfer.mailbox import Mailbox
-from backend.transfer.stamps import PageStamps
+from backend.transfer.offering import Offering
 
 Result = TypeVar("Result")
 
@@ -31,7 +30,7 @@ class LocalNetwork:
         self.peers: dict[bytes, LocalTransfer] = {}
 
 
-class LocalTransfer:
+class LocalTransfer(Offering):
     """A `KVTransfer`. It copies one sequence at a time, in a thread of its own."""
 
     def __init__(
@@ -40,37 +39,16 @@ class LocalTransfer:
         self.name = name
         self.cache = cache
         self.num_pages = cache.data.shape[2] - 1
-        self.stamps = PageStamps(self.num_pages)
+        super().__init__(self.num_pages, on_pulled)
         self._layout = KVLayout.of(cache, model)
         self._agent = uuid.uuid4().bytes
-        self._on_pulled = on_pulled
-        self._expected: set[str] = set()
         self._peers = network.peers
         self._peers[self._agent] = self
-        self._mailbox = Mailbox()
         self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
         self._thread.start()
 
     def source(self) -> KVSource:
         return KVSource(self.name, self._layout, self.num_pages, "cpu", 0, self._agent, 0, 0, 0)
-
-    def stamp(self, pages: Sequence[int]) -> int:
-        return self.stamps.stamp(pages)
-
-    def invalidate(self, pages: Sequence[int]) -> None:
-        self.stamps.invalidate(pages)
-
-    def begin(self, pages: Sequence[int]) -> None:
-        self.stamps.set_progress(pages, 0)
-
-    def set_progress(self, pages: Sequence[int], num_layers: int) -> None:
-        self.stamps.set_progress(pages, num_layers)
-
-    def expect(self, key: str) -> None:
-        self._mailbox.put(lambda: self._expected.add(key))
-
-    def forget(self, key: str) -> None:
-        self._mailbox.put(lambda: self._expected.discard(key))
 
     def pull(
         self,
@@ -132,11 +110,6 @@ class LocalTransfer:
         if source.agent not in self._peers or time.monotonic() > deadline:
             raise TransferError(f"{source.name} did not answer in time")
         return self._peers[source.agent]
-
-    def _pulled(self, key: str) -> None:
-        if key in self._expected:
-            self._expected.remove(key)
-            self._on_pulled(key)
 
     def _submit(self, work: Callable[[], Result]) -> Future[Result]:
         future: Future[Result] = Future()

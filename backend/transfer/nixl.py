@@ -13,10 +13,9 @@ import torch
 
 from backend.attention.kv_cache import KVCache
 from backend.transfer.base import KVLayout, KVSource, TransferError, TransferStats, check_layout, check_pages
-from backend.transfer.mailbox import Mailbox
 from backend.transfer.nixl_agent import Memory, NixlAgent
 from backend.transfer.nixl_link import Greeting, Job, Link, PagedMemory, Pull, Wanted
-from backend.transfer.stamps import PageStamps
+from backend.transfer.offering import Offering
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +26,7 @@ _LONGEST_PAUSE_S = 500e-6
 _NOTIFICATION_INTERVAL_S = 2e-3
 
 
-class NixlTransfer:
+class NixlTransfer(Offering):
     """A `KVTransfer`. One thread owns all NIXL agents: one that peers read from, and one per peer (`Link`).
 
     Args:
@@ -39,14 +38,13 @@ class NixlTransfer:
     def __init__(self, cache: KVCache, name: str, model: str, on_pulled: Callable[[str], None]) -> None:
         self.name = name
         self._cache = cache  # its memory has to outlive the agents
-        self._on_pulled = on_pulled
         data = cache.data
         device, device_index = data.device.type, data.device.index or 0
         num_pages = data.shape[2] - 1
         self._layout = KVLayout.of(cache, model)
         self._pages = PagedMemory(self._layout, num_pages, data.data_ptr(), device, device_index)
-        self._stamps = PageStamps(num_pages)
-        stamps, progress = Memory.of(self._stamps.stamps), Memory.of(self._stamps.progress)
+        super().__init__(num_pages, on_pulled)
+        stamps, progress = Memory.of(self.stamps.stamps), Memory.of(self.stamps.progress)
         self._agent = NixlAgent(name, serves=True)
         for memory in (self._pages.memory, stamps, progress):
             self._agent.register(memory)
@@ -61,35 +59,15 @@ class NixlTransfer:
             stamps.address,
             progress.address,
         )
-        self._expected: set[str] = set()
         self._links: dict[bytes, Link] = {}
         self._closing: list[Link] = []
         self._abandoned: list[Link] = []
         self._next_look = 0.0
-        self._mailbox = Mailbox()
         self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
         self._thread.start()
 
     def source(self) -> KVSource:
         return self._source
-
-    def stamp(self, pages: Sequence[int]) -> int:
-        return self._stamps.stamp(pages)
-
-    def invalidate(self, pages: Sequence[int]) -> None:
-        self._stamps.invalidate(pages)
-
-    def begin(self, pages: Sequence[int]) -> None:
-        self._stamps.set_progress(pages, 0)
-
-    def set_progress(self, pages: Sequence[int], num_layers: int) -> None:
-        self._stamps.set_progress(pages, num_layers)
-
-    def expect(self, key: str) -> None:
-        self._mailbox.put(lambda: self._expected.add(key))
-
-    def forget(self, key: str) -> None:
-        self._mailbox.put(lambda: self._expected.discard(key))
 
     def pull(
         self,
@@ -175,13 +153,7 @@ class NixlTransfer:
 
     def _look_for_notifications(self) -> None:
         for message in self._agent.notifications():
-            key = message.decode()
-            if key in self._expected:
-                self._expected.remove(key)
-                try:
-                    self._on_pulled(key)
-                except Exception:
-                    log.exception("nobody took notice that %s has been pulled", key)
+            self._pulled(message.decode())
 
     def _begin(self, source: KVSource, future: Future[Any], new_job: Callable[[Link, Future[Any]], Job]) -> None:
         try:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from backend.core.page_pool import PagePool
-from backend.core.prefill_queue import PrefillQueue, allocate, release, require_capacity
+from backend.core.prefill_queue import PrefillQueue, allocate, register, release
 from backend.core.request import RequestStatus
 from backend.core.sampling_params import InvalidRequestError
 from tests.backend.core.fake_steps import make, names
@@ -35,7 +35,11 @@ def test_pages_are_given_whole_or_not_at_all_and_taken_back_once() -> None:
 
 
 def test_a_sequence_that_can_never_fit_is_refused_with_the_numbers() -> None:
-    pool = PagePool(4, 4)
-    require_capacity(pool, make("a", 12))
+    pool, requests = PagePool(4, 4), {}
+    fits = make("a", 12)
+    register(requests, pool, fits)
     with pytest.raises(InvalidRequestError, match=r"prompt \(13\) \+ canvas \(4\) = 17 tokens .* 16 tokens"):
-        require_capacity(pool, make("a", 13))
+        register(requests, pool, make("b", 13))
+    with pytest.raises(ValueError, match="already"):
+        register(requests, pool, make("a", 12))
+    assert requests == {"a": fits}

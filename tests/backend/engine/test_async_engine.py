@@ -13,7 +13,8 @@ from backend.core.page_pool import PagePool
 from backend.core.request import Request
 from backend.core.sampling_params import InvalidRequestError, SamplingParams
 from backend.core.scheduler import Scheduler, SchedulerConfig
-from backend.engine.async_engine import AsyncEngine, BlockUpdate, EngineDeadError
+from backend.engine.async_engine import AsyncEngine
+from backend.engine.block_stream import BlockUpdate, EngineDeadError
 from backend.engine.engine import Engine
 from backend.engine.model_runner import ModelRunner
 from backend.models.config import ModelConfig

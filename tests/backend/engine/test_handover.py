@@ -16,7 +16,8 @@ import torch
 from backend.core.page_pool import PagePool
 from backend.core.prefill_scheduler import PrefillScheduler, PrefillSchedulerConfig
 from backend.core.request import Request, RequestStatus
-from backend.engine.async_engine import AsyncEngine, BlockStream, BlockUpdate, HeldBlock
+from backend.engine.async_engine import AsyncEngine
+from backend.engine.block_stream import BlockStream, BlockUpdate, HeldBlock
 from backend.engine.engine import Engine
 from backend.models.config import ModelConfig
 from backend.transfer.base import KVTransfer, TransferError, TransferStats
