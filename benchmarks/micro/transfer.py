@@ -33,7 +33,8 @@ from backend.core.prefill_scheduler import PrefillScheduler, PrefillSchedulerCon
 from backend.core.request import Request, RequestStatus
 from backend.core.sampling_params import SamplingParams
 from backend.core.scheduler import Scheduler, SchedulerConfig
-from backend.engine.async_engine import AsyncEngine, BlockUpdate
+from backend.engine.async_engine import AsyncEngine
+from backend.engine.block_stream import BlockUpdate
 from backend.engine.engine import Engine
 from backend.engine.model_runner import ModelRunner
 from backend.models.config import ModelConfig
