@@ -11,7 +11,6 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from backend.core.cache_policy import cache_policy
 from backend.core.ledger import Dispatch
 from backend.core.placer import Placer
 from backend.core.request import Request, RequestStatus
@@ -131,7 +130,7 @@ class Dispatcher:
     ) -> AsyncGenerator[None]:
         dispatch = (request.request_id, request.block.index, request.block.attempt)
         prefill = Prefill(
-            cache_policy(request.params.cache_policy).prefill_tokens(request),
+            request.sequence_length,
             len(request.prompt),
             request.arrival_time,
             trip.route,

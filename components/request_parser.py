@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backend.core.cache_policy import cache_policy
 from backend.core.request import Request
 from backend.core.sampling_params import InvalidRequestError, SamplingParams
 from components.protocol import ModelCard
@@ -15,7 +14,7 @@ from components.protocol import ModelCard
 ANNOTATION_PREFIX = "dllm."
 DEFAULT_BLOCK_LENGTH = 32
 
-_INTEGERS = ("block_length", "canvas_length", "steps_per_block")
+_INTEGERS = ("block_length", "canvas_length", "steps_per_block", "cache_refresh_interval", "cache_window")
 _NUMBERS = ("confidence_threshold", "factor")
 _STRINGS = ("unmasking", "quota_schedule", "cache_policy")
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed")
@@ -124,7 +123,6 @@ def build_request(
     if max_tokens is None:
         given["max_tokens"] = given["canvas_length"]
     params = SamplingParams(**given, stop_token_ids=tuple(dict.fromkeys(stop_ids)))
-    cache_policy(params.cache_policy)
     _check_prompt(prompt, card)
     request = Request(request_id, prompt, params, arrival_time)
     if request.sequence_length > limits.context_length:

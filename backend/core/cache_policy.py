@@ -2,40 +2,59 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
-from backend.core.request import Request
-from backend.core.sampling_params import InvalidRequestError
+
+class Recompute(enum.Enum):
+    """The positions that a denoising step queries; it attends to all, and reads the others from the cache."""
+
+    BLOCK = enum.auto()
+    """The current block."""
+    SUFFIX = enum.auto()
+    """The current block and everything after it."""
+    ALL = enum.auto()
+    CANVAS = enum.auto()
+    """All but the prompt."""
+    UNDECIDED = enum.auto()
+    """All that has not been queried as a token: a token is cached one step after its commit."""
+    NEARBY = enum.auto()
+    """The tokens of the step before, the positions that this step commits, and a window around them."""
 
 
 @dataclass(frozen=True)
 class CachePolicy:
     """An approximate KV cache.
 
-    A prefill writes KV for all positions of prompt + canvas and commits in the current block by its
-    own logits. A denoising step queries the block, attends to all positions and overwrites the
-    block's KV. All KV is dropped at the block boundary.
+    The block's first step is a prefill: it queries all positions and writes KV for all. So is every
+    `refresh_interval`-th step after it. Any other step queries what `recompute` says and overwrites its
+    KV in place. At the block boundary all KV is dropped.
 
     Attributes:
         name: the request option `cache_policy`.
+        refresh_interval: of requests that name none; 0 is never.
     """
 
     name: str
+    recompute: Recompute
+    refresh_interval: int = 0
 
-    def prefill_tokens(self, request: Request) -> int:
-        return request.sequence_length
-
-    def denoising_tokens(self, request: Request) -> int:
-        return request.params.block_length
-
-
-# Fast-dLLM's DualCache: the KV of the prefix and of the masked suffix are both kept during a block.
-CACHE_POLICIES = {policy.name: policy for policy in (CachePolicy("dual"),)}
+    @property
+    def is_blockwise(self) -> bool:
+        """Whether denoising steps begin at the block, so that what lies before it is never queried."""
+        return self.recompute in (Recompute.BLOCK, Recompute.SUFFIX)
 
 
-def cache_policy(name: str) -> CachePolicy:
-    """Raises InvalidRequestError for a name that is not in `CACHE_POLICIES`."""
-    try:
-        return CACHE_POLICIES[name]
-    except KeyError:
-        raise InvalidRequestError(f"cache_policy={name!r} is not known; allowed: {', '.join(CACHE_POLICIES)}") from None
+CACHE_POLICIES = {
+    policy.name: policy
+    for policy in (
+        CachePolicy("none", Recompute.ALL),
+        # Fast-dLLM's PrefixCache and DualCache.
+        CachePolicy("prefix", Recompute.SUFFIX),
+        CachePolicy("dual", Recompute.BLOCK),
+        # dKV-Cache's three variants.
+        CachePolicy("dkv-decode", Recompute.UNDECIDED, refresh_interval=8),
+        CachePolicy("dkv-prefill", Recompute.CANVAS),
+        CachePolicy("dkv-greedy", Recompute.NEARBY, refresh_interval=2),
+    )
+}

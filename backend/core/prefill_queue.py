@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect
 
-from backend.core.cache_policy import cache_policy
 from backend.core.page_pool import PagePool
 from backend.core.request import Request, RequestStatus
 from backend.core.sampling_params import InvalidRequestError
@@ -13,13 +12,16 @@ from backend.core.sampling_params import InvalidRequestError
 class PrefillQueue:
     """An old request's refresh goes ahead of a new request's arrival.
 
+    And one in the middle of a block, which keeps its pages, goes ahead of all that have none: these may
+    wait for its pages, and then nobody would ever move.
+
     Attributes:
         sizes: tokens of each waiting prefill, in the queue's order.
         num_tokens: their sum.
     """
 
     def __init__(self) -> None:
-        self._keys: list[tuple[float, int]] = []
+        self._keys: list[tuple[bool, float, int]] = []
         self._requests: list[Request] = []
         self.sizes: list[int] = []
         self.num_tokens = 0
@@ -33,9 +35,9 @@ class PrefillQueue:
 
     def add(self, request: Request) -> None:
         self._added += 1
-        key = (request.arrival_time, self._added)
+        key = (not request.pages, request.arrival_time, self._added)
         at = bisect(self._keys, key)
-        size = cache_policy(request.params.cache_policy).prefill_tokens(request)
+        size = request.sequence_length
         self._keys.insert(at, key)
         self._requests.insert(at, request)
         self.sizes.insert(at, size)

@@ -58,6 +58,8 @@ class Block:
         self.attempt = attempt
         self.known = tuple(known)
         self.tokens: list[int | None] = [None] * length
+        self.commit_steps: list[int | None] = [None] * length
+        """The step that committed each offset."""
         self.logprobs: dict[int, TokenLogprobs] = {}
         """By offset, of committed tokens, if the request asks for them."""
         self.frontier = 0
@@ -74,6 +76,7 @@ class Block:
         if offset < len(self.known):
             token = self.known[offset]
         self.tokens[offset] = token
+        self.commit_steps[offset] = self.step
         self.num_masked -= 1
         while self.frontier < self.length and self.tokens[self.frontier] is not None:
             self.frontier += 1

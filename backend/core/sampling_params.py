@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-UNMASKING = ("threshold", "factor", "quota", "entropy", "margin", "maskgit_plus", "random")
+from backend.core.cache_policy import CACHE_POLICIES, CachePolicy, Recompute
+
+UNMASKING = ("threshold", "paced_threshold", "factor", "quota", "entropy", "margin", "maskgit_plus", "random")
 QUOTA_SCHEDULES = ("even", "timesteps")
 MAX_BLOCK_LENGTH = 256
 MAX_SEED = 2**63 - 1
@@ -26,12 +28,13 @@ class SamplingParams:
         canvas_length: masked positions after the prompt, a multiple of `block_length`.
         block_length: positions denoised together.
         unmasking: "threshold" commits every masked position of the block whose confidence reaches
-            `confidence_threshold`, and always the best one (Fast-dLLM); "factor" goes on from the best
-            one for as long as the n-th confidence is at least 1 - `factor` / (n + 1) (Fast-dLLM). The
-            others commit a number of positions: the most confident (LLaDA's low-confidence remasking)
-            with "quota"; those of the least entropy, the largest lead of the first token over the
-            second, or the likeliest drawn token with "entropy", "margin" and "maskgit_plus" (Dream);
-            any with "random".
+            `confidence_threshold`, and always the best one (Fast-dLLM); "paced_threshold" of these no more
+            than `quota_schedule: even` would have committed by then (Fast-dLLM's Dream without a cache);
+            "factor" goes on from the best one for as long as the n-th confidence is at least
+            1 - `factor` / (n + 1) (Fast-dLLM). The others commit a number of positions: the most confident
+            (LLaDA's low-confidence remasking) with "quota"; those of the least entropy, the largest lead
+            of the first token over the second, or the likeliest drawn token with "entropy", "margin" and
+            "maskgit_plus" (Dream); any with "random".
         quota_schedule: that number is `block_length / steps_per_block` with "even", and with
             "timesteps" Dream's share int(n * (1 - s / t)) of the n positions left.
         temperature: 0 is argmax; otherwise tokens are drawn from softmax(logits / temperature), of
@@ -43,6 +46,10 @@ class SamplingParams:
         stop_token_ids: committing one of these ends the answer; it is not returned.
         min_tokens: no position before it is given one of `stop_token_ids`.
         logprobs: None, or so many of the most likely tokens are told with each token's own logprob.
+        cache_policy: see `CACHE_POLICIES`.
+        cache_refresh_interval: every so many steps of a block all KV is computed anew; 0 is never, None
+            the policy's own.
+        cache_window: positions that "dkv-greedy" computes around each one that it commits.
 
     Raises:
         InvalidRequestError: a value out of its range.
@@ -65,6 +72,8 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     cache_policy: str = "dual"
+    cache_refresh_interval: int | None = None
+    cache_window: int = 4
 
     def __post_init__(self) -> None:
         # In this order: an absent canvas_length or max_tokens is made from the ones before it.
@@ -93,6 +102,19 @@ class SamplingParams:
         _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _name("cache_policy", self.cache_policy, tuple(CACHE_POLICIES))
+        if self.cache_refresh_interval is not None:
+            _integer("cache_refresh_interval", self.cache_refresh_interval, 0, MAX_BLOCK_LENGTH)
+        _integer("cache_window", self.cache_window, 0, MAX_BLOCK_LENGTH)
+        if self.policy.recompute is Recompute.NEARBY and self.unmasking != "random":
+            raise InvalidRequestError(
+                f"cache_policy={self.cache_policy!r} has to know what a step will commit before it runs; "
+                f"unmasking={self.unmasking!r} cannot tell; allowed: random"
+            )
+
+    @property
+    def policy(self) -> CachePolicy:
+        return CACHE_POLICIES[self.cache_policy]
 
 
 def _integer(field: str, value: object, low: int, high: int | None) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backend.core.budget import TokenBudget
-from backend.core.cache_policy import cache_policy
 from backend.core.page_pool import PagePool
 from backend.core.prefill_queue import PrefillQueue, allocate, register, release
+from backend.core.queries import is_steady, is_whole, num_query_tokens
 from backend.core.request import Request, RequestStatus
 from backend.core.step import StepPlan, StepResult
 
@@ -31,19 +31,29 @@ class Scheduler:
     A block comes to be prefilled here (status WAITING), or prefilled elsewhere, to be denoised once
     its KV has been read (WAITING_FOR_KV). The latter have the first claim on pages and seats: their
     prefill's work is done, and it holds memory on another worker (paper section 4.2).
+
+    A step in the middle of a block that recomputes everything is a prefill to the budget, as indivisible
+    as any: the request waits for it as WAITING, with its pages and its seat.
+
+    Args:
+        logits_shift: the model's, see `backend.core.queries`.
     """
 
-    def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
+    def __init__(self, config: SchedulerConfig, pool: PagePool, logits_shift: int = 0) -> None:
         self.config = config
+        self.logits_shift = logits_shift
         self.pool = pool
         self.budget = TokenBudget(config.token_budget)
         self._waiting = PrefillQueue()
         self._waiting_for_kv: list[tuple[float, int, Request]] = []
         self._transferring: dict[str, Request] = {}
         self._denoising: dict[str, Request] = {}
+        self._changing: dict[str, Request] = {}
         self._requests: dict[str, Request] = {}
         self._added = 0
-        self._decode_tokens = 0
+        self._steady_tokens: dict[str, int] = {}
+        self._num_steady_tokens = 0
+        self._num_seated = 0
 
     @property
     def num_waiting(self) -> int:
@@ -97,9 +107,9 @@ class Scheduler:
     def start_transfers(self) -> list[Request]:
         """The blocks that got pages now: their KV has to be read, and its end to be told."""
         started: list[Request] = []
-        while self._waiting_for_kv and len(self._denoising) + len(self._transferring) < self.config.max_num_seqs:
+        while self._waiting_for_kv and self._num_seated < self.config.max_num_seqs:
             request = self._waiting_for_kv[0][2]
-            if not allocate(self.pool, request):
+            if not self._allocate(request):
                 break
             del self._waiting_for_kv[0]
             request.transition(RequestStatus.TRANSFERRING)
@@ -114,10 +124,10 @@ class Scheduler:
         """
         request = self._transferring.pop(request_id)
         if request.status.is_finished:
-            release(self.pool, request)
+            self._release(request)
             return None
         if arrived:
-            self._denoise(request)
+            self._next_step(request)
         else:
             self._drop(request)
         return request
@@ -125,16 +135,28 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, or None when there is nothing to run."""
         decodes = list(self._denoising.values())
-        admitted = self.budget.admit(self._decode_tokens, self._waiting.sizes, self._seat)
+        decode_tokens = self._num_steady_tokens
+        decode_tokens += sum(num_query_tokens(request, self.logits_shift) for request in self._changing.values())
+        admitted = self.budget.admit(decode_tokens, self._waiting.sizes, self._seat)
         prefills = self._waiting.take(admitted)
-        return StepPlan(prefills, decodes) if prefills or decodes else None
+        return StepPlan(prefills, decodes, decode_tokens) if prefills or decodes else None
 
     def _seat(self, index: int) -> bool:
-        if self._waiting_for_kv:
-            return False  # what comes free is theirs
-        if len(self._denoising) + len(self._transferring) + index >= self.config.max_num_seqs:
-            return False
-        return allocate(self.pool, self._waiting[index])
+        request = self._waiting[index]
+        if request.pages:
+            return True
+        if self._waiting_for_kv or self._num_seated >= self.config.max_num_seqs:
+            return False  # what comes free belongs to those whose KV waits
+        return self._allocate(request)
+
+    def _allocate(self, request: Request) -> bool:
+        has_pages = allocate(self.pool, request)
+        self._num_seated += has_pages
+        return has_pages
+
+    def _release(self, request: Request) -> None:
+        self._num_seated -= bool(request.pages)
+        release(self.pool, request)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Request]:
         """Applies what a step committed; returns the requests that leave: ended, failed or block done.
@@ -147,27 +169,39 @@ class Scheduler:
         for request, commits in zip(ran, result.commits, strict=True):
             name = request.request_id
             if not request.apply(commits, name in result.errors, result.logprobs.get(name, ())):
-                if request.status is RequestStatus.PREFILLING:
-                    self._denoise(request)
+                if request.status is RequestStatus.PREFILLING or name in self._changing:
+                    self._next_step(request)
                 continue
             self._drop(request)
             left.append(request)
         return left
 
-    def _denoise(self, request: Request) -> None:
-        request.transition(RequestStatus.DENOISING)
-        self._denoising[request.request_id] = request
-        self._decode_tokens += cache_policy(request.params.cache_policy).denoising_tokens(request)
+    def _next_step(self, request: Request) -> None:
+        name = request.request_id
+        if is_whole(request, self.logits_shift):
+            self._denoising.pop(name, None)
+            self._changing.pop(name, None)
+            request.transition(RequestStatus.WAITING)
+            self._waiting.add(request)
+        elif name not in self._denoising:
+            request.transition(RequestStatus.DENOISING)
+            self._denoising[name] = request
+            if is_steady(request):
+                self._steady_tokens[name] = num_query_tokens(request, self.logits_shift)
+                self._num_steady_tokens += self._steady_tokens[name]
+            else:
+                self._changing[name] = request
 
     def _drop(self, request: Request) -> None:
         del self._requests[request.request_id]
         if not self._requests:
             self.budget.idle()
-        if self._denoising.pop(request.request_id, None) is not None:
-            self._decode_tokens -= cache_policy(request.params.cache_policy).denoising_tokens(request)
+        self._denoising.pop(request.request_id, None)
+        self._changing.pop(request.request_id, None)
+        self._num_steady_tokens -= self._steady_tokens.pop(request.request_id, 0)
         if request.status is RequestStatus.WAITING:
             self._waiting.discard(request)
         elif request.status is RequestStatus.WAITING_FOR_KV:
             self._waiting_for_kv = [entry for entry in self._waiting_for_kv if entry[2] is not request]
         if request.request_id not in self._transferring:
-            release(self.pool, request)
+            self._release(request)

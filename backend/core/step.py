@@ -17,13 +17,18 @@ NO_TIME: PhaseSeconds = (0.0, 0.0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One packed forward: whole sequences of `prefills` and current blocks of `decodes`.
+    """One packed forward: whole sequences of `prefills`, and of `decodes` what their cache policies recompute.
 
-    The requests hold the pages they read and write (`request.pages`).
+    The requests hold the pages they read and write (`request.pages`). Which positions a decode computes
+    is `backend.core.queries.query`'s to say.
+
+    Attributes:
+        decode_tokens: that these are in all.
     """
 
     prefills: Sequence[Request]
     decodes: Sequence[Request]
+    decode_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -268,19 +268,20 @@ class AsyncEngine:
         plan = output.plan
         self._num_steps += 1
         updates: list[tuple[BlockStream, BlockUpdate]] = []
+        first_steps: set[str] = set()
         for request in plan.prefills:
-            stream = self._streams[request.request_id]
-            stream.started_at, stream.ready_at = started, now
             self._num_prefill_tokens += request.sequence_length
-        for request in plan.decodes:
-            self._num_denoising_tokens += request.block.length
+            if request.block.step == 1:  # not a refresh in the middle of the block
+                first_steps.add(request.request_id)
+                stream = self._streams[request.request_id]
+                stream.started_at, stream.ready_at = started, now
+        self._num_denoising_tokens += plan.decode_tokens
         left = {request.request_id for request in output.left}
-        num_prefills = len(plan.prefills)
-        for i, request in enumerate((*plan.prefills, *plan.decodes)):
+        for request in (*plan.prefills, *plan.decodes):
             stream = self._streams[request.request_id]
             frontier = request.block.frontier
             is_done = request.request_id in left
-            if frontier == stream.sent and i >= num_prefills and not is_done:
+            if frontier == stream.sent and not is_done and request.request_id not in first_steps:
                 continue
             tokens = tuple(request.block.committed_prefix()[stream.sent :])
             logprobs = request.block.logprobs_at(range(stream.sent, frontier))

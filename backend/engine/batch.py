@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from backend.attention.kv_cache import KVCache
 from backend.attention.sdpa import SequenceSpan
+from backend.core.queries import Range, commits_only_first, query
 from backend.core.request import Request
 from backend.core.step import StepPlan
 from backend.sampling.sampler import SamplingBatch
@@ -28,6 +30,7 @@ class BlockState:
     def __init__(self, request: Request, cache: KVCache, mask_token_id: int) -> None:
         self.request = request
         self.block = request.block
+        self._mask_token_id = mask_token_id
         tokens = request.block.tokens
         self.is_masked = np.array([token is None for token in tokens])
         self.ids = np.array([mask_token_id if token is None else token for token in tokens])
@@ -41,26 +44,27 @@ class BlockState:
         self.ids[offset] = token
         self.is_masked[offset] = False
 
-    def query(self, num_before: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Token ids, slots and positions of the block and of `num_before` positions before it."""
-        if not num_before:
-            return self.ids, self.block_slots, self.block_positions
+    @cached_property
+    def sequence(self) -> NDArray[np.int64]:
+        """Prompt, finished blocks, the current block, masks to the end of the canvas: int64 [S]."""
+        request = self.request
+        before = np.array((*request.prompt, *request.response), dtype=np.int64)
+        after = np.full(request.sequence_length - len(before) - len(self.ids), self._mask_token_id)
+        whole = np.concatenate((before, self.ids, after))
+        self.ids = whole[len(before) : len(before) + len(self.ids)]  # one memory: a commit is seen in both
+        return whole
+
+    def query(self, ranges: Sequence[Range]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Token ids, slots and positions of some ranges of the sequence."""
         start = self.request.block_start
-        before = np.arange(start - num_before, start)
-        tokens = (*self.request.prompt, *self.request.response)[start - num_before :]
-        return (
-            np.concatenate((np.array(tokens), self.ids)),
-            np.concatenate((self.slots[before], self.block_slots)),
-            np.concatenate((before, self.block_positions)),
-        )
+        if len(ranges) == 1 and ranges[0] == (start, start + len(self.ids)):
+            return self.ids, self.block_slots, self.block_positions
+        positions = np.concatenate([np.arange(*positions) for positions in ranges])
+        return self.sequence[positions], self.slots[positions], positions
 
 
 class PackedBatch:
-    """Whole sequences of the prefills, then current blocks of the decodes, then padding.
-
-    With shifted logits, a block's first position is predicted by the row before the block, which
-    only a prefill has. So a prefill unmasks that one position and nothing else, as Fast-dLLM's does
-    for Dream, and the denoising steps all others.
+    """Whole sequences of the prefills, then what the decodes recompute, then padding.
 
     Padded to `min_rows` tokens: matrix products of very few rows take another path in the BLAS
     libraries, whose rounding would make a lone request's tokens differ from the same request's in
@@ -91,29 +95,36 @@ class PackedBatch:
         slots: list[NDArray[np.int64]] = []
         positions: list[NDArray[np.int64]] = []
         self.spans: list[SequenceSpan] = []
-        begins: list[int] = []
-        first_rows: list[int] = []
+        block_rows = np.empty((len(requests), longest), dtype=np.int64)
+        logit_rows = np.empty((len(requests), longest), dtype=np.int64)
+        offsets = np.arange(longest)
+        only_first = np.array([commits_only_first(request, logits_shift) for request in requests])
         is_masked = np.zeros((len(requests), longest), dtype=bool)
         rows = 0
         for i, (request, state) in enumerate(zip(requests, states, strict=True)):
             begin = rows
-            begins.append(begin)
             is_masked[i, : request.block.length] = state.is_masked
+            # Before position 0 there is no row: it is predicted by its own, as in Dream's own code.
+            predictors = np.maximum(request.block_start + offsets - logits_shift, 0)
             if i < num_prefills:
-                if logits_shift:
+                if only_first[i]:
                     is_masked[i, 1:] = False
                 rows += request.sequence_length
-                first_rows.append(begin + request.block_start)
-                ids += _sequence(request, state, mask_token_id)
+                block_rows[i] = begin + request.block_start + offsets
+                logit_rows[i] = begin + predictors
+                ids.append(state.sequence)
                 slots.append(state.slots)
                 positions.append(np.arange(request.sequence_length))
                 self.spans.append(SequenceSpan(begin, rows, None))
             else:
-                # No prefill leaves the first position masked; if one did, its row would be needed.
-                num_before = min(logits_shift, request.block_start) if state.is_masked[0] else 0
-                rows += num_before + request.block.length
-                first_rows.append(begin + num_before)
-                query_ids, query_slots, query_positions = state.query(num_before)
+                ranges = query(request, logits_shift)
+                query_ids, query_slots, query_positions = state.query(ranges)
+                rows += len(query_ids)
+                block_rows[i] = begin + request.block_start - query_positions[0] + offsets
+                if len(ranges) == 1:
+                    logit_rows[i] = begin + predictors - query_positions[0]
+                else:
+                    _locate(logit_rows[i], is_masked[i], begin, query_positions, predictors)
                 ids.append(query_ids)
                 slots.append(query_slots)
                 positions.append(query_positions)
@@ -124,17 +135,15 @@ class PackedBatch:
             positions.append(np.zeros(padding, dtype=np.int64))
         device = cache.data.device
         self.longest_block = longest
-        block_rows = np.array(first_rows)[:, None] + np.arange(longest)
         self._block_rows = block_rows.ravel()
-        # Before position 0 there is no row: it is predicted by its own, as in Dream's own code.
-        self._logit_rows = np.maximum(block_rows - logits_shift, np.array(begins)[:, None]).ravel()
+        self._logit_rows = logit_rows.ravel()
         self._is_masked = is_masked.ravel()
         self._ids = np.concatenate(ids)
         # On the CPU these share memory with the arrays: `write` reaches the model without a copy.
         self.token_ids = torch.from_numpy(self._ids).to(device)
         self.slots = torch.from_numpy(np.concatenate(slots)).to(device)
         self.positions = torch.from_numpy(np.concatenate(positions)).to(device)
-        self.sampling = SamplingBatch(requests, longest, device)
+        self.sampling = SamplingBatch(requests, longest, device, only_first)
 
     def masked_places(self) -> NDArray[np.int64]:
         """Where a token may still be unmasked: `request row * L + offset`, ascending."""
@@ -145,15 +154,21 @@ class PackedBatch:
         return self._logit_rows.take(places)
 
     def write(self, places: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
-        """Puts committed tokens [M] in place for the next step of the same requests."""
+        """Puts committed tokens [M] in place for the next step of the same requests, all of them steady."""
         self._ids[self._block_rows.take(places)] = tokens
         self._is_masked[places] = False
         if self.token_ids.device.type != "cpu":
             self.token_ids.copy_(torch.from_numpy(self._ids), non_blocking=True)
 
 
-def _sequence(request: Request, state: BlockState, mask_token_id: int) -> list[NDArray[np.int64]]:
-    """Prompt, finished blocks, the current block, masks to the end of the canvas."""
-    before = np.array((*request.prompt, *request.response), dtype=np.int64)
-    after = np.full(request.sequence_length - len(before) - len(state.ids), mask_token_id)
-    return [before, state.ids, after]
+def _locate(
+    logit_rows: NDArray[np.int64],
+    is_masked: NDArray[np.bool_],
+    begin: int,
+    positions: NDArray[np.int64],
+    predictors: NDArray[np.int64],
+) -> None:
+    """Finds in a query of scattered `positions` the rows that predict a block; what has none waits."""
+    at = np.minimum(positions.searchsorted(predictors), len(positions) - 1)
+    logit_rows[:] = begin + at
+    is_masked &= positions[at] == predictors

@@ -90,7 +90,7 @@ class Engine:
         )
         scheduler = config.scheduler
         if isinstance(scheduler, SchedulerConfig):
-            return cls(ModelRunner(model, cache), Scheduler(scheduler, pool))
+            return cls(ModelRunner(model, cache), Scheduler(scheduler, pool, shape.logits_shift))
         return cls(ModelRunner(model, cache), PrefillScheduler(scheduler, pool))
 
     def step(self, on_plan: Callable[[StepPlan], Callable[[int], None]] | None = None) -> StepOutput | None:

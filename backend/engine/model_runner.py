@@ -11,6 +11,7 @@ from torch import Tensor
 
 from backend.attention.kv_cache import KVCache
 from backend.attention.sdpa import SdpaAttention
+from backend.core.queries import is_steady
 from backend.core.request import Block
 from backend.core.step import StepPlan, StepResult
 from backend.engine.batch import BlockState, PackedBatch
@@ -64,8 +65,9 @@ class ModelRunner:
         self._states = states
         shift = self.model.config.logits_shift
         batch = PackedBatch(plan, list(states.values()), self.cache, self.mask_token_id, shift, self._min_rows)
-        # A batch with prefills never runs again; keeping it would hold its tensors for nothing.
-        self._batch, self._batch_blocks = (None, []) if plan.prefills else (batch, blocks)
+        # One that never runs again would hold its tensors for nothing.
+        runs_again = not plan.prefills and all(map(is_steady, plan.decodes))
+        self._batch, self._batch_blocks = (batch, blocks) if runs_again else (None, [])
         return batch
 
     def _logits(self, hidden: Tensor, rows: NDArray[np.int64]) -> Tensor:

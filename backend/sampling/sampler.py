@@ -12,12 +12,14 @@ from torch import Tensor
 
 from backend.core.logprobs import TokenLogprobs
 from backend.core.request import Request
+from backend.core.unmask_schedule import even, num_to_commit
 from backend.sampling.draw import top_probability
 from backend.sampling.early_stops import EarlyStops, has_early_stops
 from backend.sampling.logprobs import token_logprobs
-from backend.sampling.schedule import even, timesteps
 from backend.sampling.special import SpecialRows, is_special
 from backend.sampling.unmask import by_factor, by_quota, by_threshold
+
+_BY_THRESHOLD = ("threshold", "paced_threshold")
 
 FAILED = -1
 """Stands in the place of a token whose logits were not finite."""
@@ -38,22 +40,36 @@ class Choice(NamedTuple):
 
 
 class SamplingBatch:
-    """The sampling options of B requests; kept from step to step while the same requests run."""
+    """The sampling options of B requests; kept from step to step while the same requests run.
 
-    def __init__(self, requests: Sequence[Request], longest_block: int, device: torch.device) -> None:
+    Args:
+        only_first: bool [B], whose one candidate is committed whatever its rule says.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        longest_block: int,
+        device: torch.device,
+        only_first: NDArray[np.bool_] | None = None,
+    ) -> None:
         params = [request.params for request in requests]
         self._requests = requests
+        self._params = params
         self._device = device
         self._shape = (len(requests), longest_block)
         # No score reaches 2: a row of another rule gets its best position by the threshold rule, and
         # whatever it takes beyond that by its own.
         self._threshold = np.array(
-            [p.confidence_threshold if p.unmasking == "threshold" else 2.0 for p in params], dtype=np.float32
+            [p.confidence_threshold if p.unmasking in _BY_THRESHOLD else 2.0 for p in params], dtype=np.float32
         )
+        self._paced_rows = [i for i, p in enumerate(params) if p.unmasking == "paced_threshold"]
         self._factor_rows = [i for i, p in enumerate(params) if p.unmasking == "factor"]
         self._factor = np.array([params[row].factor for row in self._factor_rows])
-        self._quota_rows = [i for i, p in enumerate(params) if p.unmasking not in ("threshold", "factor")]
-        self._quotas = [requests[row] for row in self._quota_rows]
+        must = only_first if only_first is not None else np.zeros(len(params), dtype=bool)
+        self._quota_rows = [
+            i for i, p in enumerate(params) if p.unmasking not in ("factor", *_BY_THRESHOLD) and not must[i]
+        ]
         self._early_stops = EarlyStops(requests, device) if any(map(has_early_stops, requests)) else None
         self._num_top = None
         if any(p.logprobs is not None for p in params):
@@ -63,8 +79,8 @@ class SamplingBatch:
     def choose(self, logits: Tensor, mask_token_id: int, masked: NDArray[np.int64]) -> Choice:
         """The commits of one step.
 
-        Every request with a masked position commits at least one, so every step makes progress; the
-        mask token is never a candidate.
+        Every request with a masked position commits at least one, so every step makes progress, unless
+        its quota for this step is 0, which ends with its steps. The mask token is never a candidate.
 
         Args:
             logits: [N, V] of the masked positions, overwritten.
@@ -117,12 +133,17 @@ class SamplingBatch:
         if self._factor_rows:
             chosen[self._factor_rows] = by_factor(dense[self._factor_rows], self._factor)
         if self._quota_rows:
-            counts = [
-                even(request.block.length, request.params.steps_per_block, request.block.step)
-                if request.params.quota_schedule == "even"
-                else timesteps(request.block.num_masked, request.params.steps_per_block, request.block.step)
-                for request in self._quotas
-            ]
-            if max(counts) > 1:
-                chosen[self._quota_rows] = by_quota(dense[self._quota_rows], np.array(counts))
+            counts = np.array([num_to_commit(self._requests[row].block, self._params[row]) for row in self._quota_rows])
+            if (counts != 1).any():
+                chosen[self._quota_rows] = by_quota(dense[self._quota_rows], counts)
+        if self._paced_rows:
+            caps = np.array([_pace(self._requests[row]) for row in self._paced_rows])
+            chosen[self._paced_rows] &= by_quota(dense[self._paced_rows], caps)
         return chosen.ravel().take(masked).nonzero()[0]
+
+
+def _pace(request: Request) -> int:
+    """What `quota_schedule: even` would have committed by the end of this step and is not committed yet."""
+    block, steps = request.block, request.params.steps_per_block
+    due = sum(even(block.length, steps, step) for step in range(min(block.step + 1, steps)))
+    return max(due - (block.length - block.num_masked), 1)

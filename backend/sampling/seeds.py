@@ -1,20 +1,16 @@
-"""Counter-based randomness: a draw depends on (seed, block, step, position) and on nothing else."""
+"""`backend.core.counter_random` for whole batches: a draw depends on (seed, block, step, position) alone."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from backend.core.counter_random import GAMMA, MIX_1, MIX_2
+
 Counters = tuple[Tensor, Tensor, Tensor, Tensor]
 """(seed, block, step, position)."""
 
-ORDER = 1
-"""Stream of the numbers by which `unmasking: random` orders positions; tokens are drawn by stream 0."""
-
-# SplitMix64's finalizer (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014),
-# written as signed 64-bit constants because torch has no unsigned arithmetic.
-_GAMMA = -0x61C8864680B583EB
-_MIX_1 = -0x40A7B892E31B1A47
-_MIX_2 = -0x6B2FB644ECCEEE15
+# The core's constants as signed 64-bit numbers, because torch has no unsigned arithmetic.
+_GAMMA, _MIX_1, _MIX_2 = (constant - (1 << 64) for constant in (GAMMA, MIX_1, MIX_2))
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:

@@ -9,11 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from backend.core.counter_random import ORDER
 from backend.core.request import Request
 from backend.core.sampling_params import SamplingParams
 from backend.sampling.draw import sample, tempered, token_probability, truncated
 from backend.sampling.measure import MEASURES
-from backend.sampling.seeds import ORDER, uniform
+from backend.sampling.seeds import uniform
 
 
 def is_special(params: SamplingParams) -> bool:

