@@ -15,7 +15,7 @@ ANNOTATION_PREFIX = "dllm."
 DEFAULT_BLOCK_LENGTH = 32
 
 _INTEGERS = ("block_length", "canvas_length", "steps_per_block", "cache_refresh_interval", "cache_window")
-_NUMBERS = ("confidence_threshold", "factor")
+_NUMBERS = ("confidence_threshold", "factor", "remask_below")
 _STRINGS = ("unmasking", "quota_schedule", "cache_policy")
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed")
 """Standard options of the draw, named alike in every API."""
@@ -124,7 +124,7 @@ def build_request(
         given["max_tokens"] = given["canvas_length"]
     params = SamplingParams(**given, stop_token_ids=tuple(dict.fromkeys(stop_ids)))
     _check_prompt(prompt, card)
-    request = Request(request_id, prompt, params, arrival_time)
+    request = Request(request_id, prompt, params, arrival_time, revises=False)
     if request.sequence_length > limits.context_length:
         raise InvalidRequestError(
             f"prompt ({len(prompt)} tokens) + canvas ({params.canvas_length} tokens) = {request.sequence_length} "

@@ -22,6 +22,7 @@ _GAUGES = (
 _TOTALS = (
     ("num_steps", "num_steps", "Steps run"),
     ("num_prefill_tokens", "num_prefill_tokens", "Tokens prefilled"),
+    ("num_refresh_tokens", "num_refresh_tokens", "Tokens of whole forwards in the middle of a block"),
     ("num_denoising_tokens", "num_denoising_tokens", "Tokens in denoising steps"),
     ("transfers", "num_transfers", "KV transfers read"),
     ("failed_transfers", "num_failed_transfers", "KV transfers that failed"),

@@ -30,9 +30,9 @@ def is_whole(request: Request, logits_shift: int) -> bool:
 
 
 def is_steady(request: Request) -> bool:
-    """Whether all denoising steps of a block query the same positions."""
-    policy = request.params.policy
-    return policy.is_blockwise and not (request.params.cache_refresh_interval or policy.refresh_interval)
+    """Whether all denoising steps of a block surely query the same positions."""
+    params = request.params
+    return params.policy.is_blockwise and not (params.cache_refresh_interval or params.remask_below)
 
 
 def commits_only_first(request: Request, logits_shift: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable, Sequence
 
 from backend.core.logprobs import TokenLogprobs
@@ -52,7 +53,9 @@ class Block:
     prompt or an answer may contain any id.
     """
 
-    def __init__(self, index: int, length: int, attempt: int = 1, known: Sequence[int] = ()) -> None:
+    def __init__(
+        self, index: int, length: int, attempt: int = 1, known: Sequence[int] = (), is_provisional: bool = False
+    ) -> None:
         self.index = index
         self.length = length
         self.attempt = attempt
@@ -61,10 +64,18 @@ class Block:
         self.commit_steps: list[int | None] = [None] * length
         """The step that committed each offset."""
         self.logprobs: dict[int, TokenLogprobs] = {}
-        """By offset, of committed tokens, if the request asks for them."""
-        self.frontier = 0
+        """By offset, of committed tokens, if the request asks for them or revises by them."""
+        self._num_leading = 0
         self.num_masked = length
         self.step = 0
+        self.is_provisional = is_provisional
+        """Whether any of its tokens may still be taken back: then none may be streamed."""
+        self.is_revised = False
+
+    @property
+    def frontier(self) -> int:
+        """How many tokens, from the first on, are final."""
+        return 0 if self.is_provisional else self._num_leading
 
     def commit(self, offset: int, token: int) -> int:
         """Makes `token` final at `offset` and returns the token that is now there.
@@ -78,15 +89,27 @@ class Block:
         self.tokens[offset] = token
         self.commit_steps[offset] = self.step
         self.num_masked -= 1
-        while self.frontier < self.length and self.tokens[self.frontier] is not None:
-            self.frontier += 1
+        while self._num_leading < self.length and self.tokens[self._num_leading] is not None:
+            self._num_leading += 1
         return token
+
+    def revised(self, offsets: Sequence[int]) -> Block:
+        """This block with the tokens at `offsets` taken back, the only time that this happens."""
+        again = Block(self.index, self.length, self.attempt, self.known, is_provisional=True)
+        again.step = self.step
+        again.is_revised = True
+        for offset, token in enumerate(self.tokens):
+            if offset not in offsets and token is not None:
+                again.commit(offset, token)
+        again.commit_steps = [None if i in offsets else step for i, step in enumerate(self.commit_steps)]
+        again.logprobs = {i: of for i, of in self.logprobs.items() if i not in offsets}
+        return again
 
     def committed_prefix(self) -> list[int]:
         return [token for token in self.tokens[: self.frontier] if token is not None]
 
     def logprobs_at(self, offsets: Iterable[int]) -> tuple[TokenLogprobs, ...]:
-        """Of the tokens at these offsets; nothing if the request does not ask for them."""
+        """Of the tokens at these offsets; nothing if there are none."""
         return tuple(self.logprobs[offset] for offset in offsets) if self.logprobs else ()
 
 
@@ -100,7 +123,9 @@ class Request:
         attempt: number of this dispatch of the block; what is said about older ones is dropped.
         prefilled: what this attempt's prefill committed on another worker, as (offset, token) pairs;
             the block then waits for its KV instead of its prefill.
-        prefilled_logprobs: of each of these, if the request asks for them.
+        prefilled_logprobs: of each of these, if the request asks for them or revises by them.
+        revises: whether this is where the blocks are denoised and, by `remask_below`, revised; a router
+            only hears of final tokens.
     """
 
     def __init__(
@@ -115,6 +140,7 @@ class Request:
         attempt: int = 1,
         prefilled: Sequence[tuple[int, int]] | None = None,
         prefilled_logprobs: Sequence[TokenLogprobs] = (),
+        revises: bool = True,
     ) -> None:
         if len(finished_blocks) % params.block_length:
             raise ValueError(f"{len(finished_blocks)} tokens are not whole blocks of {params.block_length}")
@@ -124,11 +150,15 @@ class Request:
         self.arrival_time = arrival_time
         self.status = RequestStatus.WAITING
         self.response = list(finished_blocks)
-        self.block = Block(len(finished_blocks) // params.block_length, params.block_length, attempt, known)
+        self._revises = revises and params.remask_below > 0
+        self.block = self._new_block(len(finished_blocks) // params.block_length, attempt, known)
         self.pages: list[int] = []
         if prefilled is not None:
             self.commit(prefilled, prefilled_logprobs)
             self.status = RequestStatus.WAITING_FOR_KV
+
+    def _new_block(self, index: int, attempt: int = 1, known: Sequence[int] = ()) -> Block:
+        return Block(index, self.params.block_length, attempt, known, is_provisional=self._revises)
 
     @property
     def sequence_length(self) -> int:
@@ -165,11 +195,28 @@ class Request:
         if has_failed:
             self.transition(RequestStatus.FINISHED_ERROR)
             return True
-        end = self.answer(len(self.response))[1] if self.commit(commits, logprobs) else None
+        has_moved = self.commit(commits, logprobs)
+        if self._revises and not self.block.num_masked:
+            if self._doubtful():
+                return False
+            self.block.is_provisional, has_moved = False, True
+        end = self.answer(len(self.response))[1] if has_moved else None
         if end is not None:
             self.transition(end)
             return True
         return not self.block.num_masked
+
+    def _doubtful(self) -> list[int]:
+        """Offsets that were committed with a probability below `remask_below`, if they may still be taken back."""
+        if self.block.is_revised:
+            return []
+        least = self.params.remask_below
+        return [offset for offset, of in self.block.logprobs.items() if math.exp(of.logprob) < least]
+
+    def revise(self) -> None:
+        """Takes back the doubtful tokens of a block that is whole, to be decided anew in view of all others."""
+        if not self.block.num_masked:
+            self.block = self.block.revised(self._doubtful())
 
     def answer(self, start: int = 0) -> tuple[list[int], RequestStatus | None]:
         """What may be returned so far from response position `start` on, and how the answer ended.
@@ -191,6 +238,8 @@ class Request:
 
     def logprobs(self, start: int, count: int) -> tuple[TokenLogprobs, ...]:
         """Of `count` tokens of the current block from response position `start` on, if they are asked for."""
+        if self.params.logprobs is None:
+            return ()
         first = start - len(self.response)
         return self.block.logprobs_at(range(first, first + count))
 
@@ -200,7 +249,7 @@ class Request:
             raise IllegalTransitionError(f"request {self.request_id}: block {self.block.index} still has masks")
         self.transition(RequestStatus.WAITING)
         self.response += self.block.committed_prefix()
-        self.block = Block(self.block.index + 1, self.params.block_length)
+        self.block = self._new_block(self.block.index + 1)
 
     def retry_block(self, known: Sequence[int]) -> None:
         """Starts the current block again as a new attempt; `known` is what was already streamed of it.
@@ -209,4 +258,4 @@ class Request:
         run gives.
         """
         self.transition(RequestStatus.WAITING)
-        self.block = Block(self.block.index, self.params.block_length, self.block.attempt + 1, known)
+        self.block = self._new_block(self.block.index, self.block.attempt + 1, known)

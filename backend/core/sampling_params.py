@@ -45,6 +45,8 @@ class SamplingParams:
         seed: draws depend on (seed, block, step, position) alone.
         stop_token_ids: committing one of these ends the answer; it is not returned.
         min_tokens: no position before it is given one of `stop_token_ids`.
+        remask_below: once a block is whole, its tokens that were committed with a probability below this are
+            masked again, once, and decided in view of all others; nothing of the block is streamed before.
         logprobs: None, or so many of the most likely tokens are told with each token's own logprob.
         cache_policy: see `CACHE_POLICIES`.
         cache_refresh_interval: every so many steps of a block all KV is computed anew; 0 is never, None
@@ -70,6 +72,7 @@ class SamplingParams:
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
+    remask_below: float = 0.0
     logprobs: int | None = None
     cache_policy: str = "dual"
     cache_refresh_interval: int | None = None
@@ -100,6 +103,7 @@ class SamplingParams:
         _number("min_p", self.min_p, 0.0, 1.0)
         _integer("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
         _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _number("remask_below", self.remask_below, 0.0, 1.0)
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _name("cache_policy", self.cache_policy, tuple(CACHE_POLICIES))

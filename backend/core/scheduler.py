@@ -178,6 +178,7 @@ class Scheduler:
 
     def _next_step(self, request: Request) -> None:
         name = request.request_id
+        request.revise()
         if is_whole(request, self.logits_shift):
             self._denoising.pop(name, None)
             self._changing.pop(name, None)

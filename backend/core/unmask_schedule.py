@@ -47,13 +47,13 @@ def _shares(num_steps: int) -> list[float]:
 
 
 def random_picks(block: Block, params: SamplingParams) -> list[int]:
-    """The offsets that `unmasking: random` commits in the block's current step, ascending."""
+    """The offsets that `unmasking: random` commits in the block's current step, ascending; the best if it is none."""
     masked = [offset for offset, token in enumerate(block.tokens) if token is None]
     scores = {
         offset: _float32(uniform(params.seed, block.index, block.step, offset, stream=ORDER)) for offset in masked
     }
     masked.sort(key=lambda offset: -scores[offset])
-    return sorted(masked[: num_to_commit(block, params)])
+    return sorted(masked[: max(num_to_commit(block, params), 1)])
 
 
 def _float32(x: float) -> float:

@@ -26,6 +26,7 @@ class EngineLoad:
 
     Attributes:
         num_held: prefilled blocks whose KV waits to be read by others.
+        num_refresh_tokens: of steps in the middle of a block that computed everything anew.
         num_transferring: blocks whose KV this worker reads, or will when it has the pages.
         num_transfer_bytes, transfer_seconds: of all KV read so far.
     """
@@ -41,6 +42,7 @@ class EngineLoad:
     deficit: int
     num_steps: int
     num_prefill_tokens: int
+    num_refresh_tokens: int
     num_denoising_tokens: int
     num_transfers: int
     num_failed_transfers: int
@@ -67,7 +69,7 @@ class AsyncEngine:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, BlockStream] = {}
         self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
-        self._num_steps = self._num_prefill_tokens = self._num_denoising_tokens = 0
+        self._num_steps = self._num_prefill_tokens = self._num_refresh_tokens = self._num_denoising_tokens = 0
         self._num_transfers = self._num_failed_transfers = self._num_transfer_bytes = 0
         self._transfer_seconds = 0.0
         self.died: asyncio.Future[str] | None = None
@@ -129,6 +131,7 @@ class AsyncEngine:
             deficit=deficit,
             num_steps=self._num_steps,
             num_prefill_tokens=self._num_prefill_tokens,
+            num_refresh_tokens=self._num_refresh_tokens,
             num_denoising_tokens=self._num_denoising_tokens,
             num_transfers=self._num_transfers,
             num_failed_transfers=self._num_failed_transfers,
@@ -270,8 +273,10 @@ class AsyncEngine:
         updates: list[tuple[BlockStream, BlockUpdate]] = []
         first_steps: set[str] = set()
         for request in plan.prefills:
-            self._num_prefill_tokens += request.sequence_length
-            if request.block.step == 1:  # not a refresh in the middle of the block
+            if request.block.step > 1:  # in the middle of its block
+                self._num_refresh_tokens += request.sequence_length
+            else:
+                self._num_prefill_tokens += request.sequence_length
                 first_steps.add(request.request_id)
                 stream = self._streams[request.request_id]
                 stream.started_at, stream.ready_at = started, now

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from backend.attention.kv_cache import KVCache
 from backend.attention.sdpa import SequenceSpan
+from backend.core.cache_policy import Recompute
 from backend.core.queries import Range, commits_only_first, query
 from backend.core.request import Request
 from backend.core.step import StepPlan
@@ -121,7 +122,7 @@ class PackedBatch:
                 query_ids, query_slots, query_positions = state.query(ranges)
                 rows += len(query_ids)
                 block_rows[i] = begin + request.block_start - query_positions[0] + offsets
-                if len(ranges) == 1:
+                if len(ranges) == 1 and request.params.policy.recompute is not Recompute.NEARBY:
                     logit_rows[i] = begin + predictors - query_positions[0]
                 else:
                     _locate(logit_rows[i], is_masked[i], begin, query_positions, predictors)

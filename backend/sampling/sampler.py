@@ -72,8 +72,10 @@ class SamplingBatch:
         ]
         self._early_stops = EarlyStops(requests, device) if any(map(has_early_stops, requests)) else None
         self._num_top = None
-        if any(p.logprobs is not None for p in params):
-            self._num_top = np.array([-1 if p.logprobs is None else p.logprobs for p in params])
+        if any(p.logprobs is not None or p.remask_below for p in params):
+            self._num_top = np.array(
+                [p.logprobs or 0 if p.logprobs is not None or p.remask_below else -1 for p in params]
+            )
         self._special = SpecialRows(requests, device) if any(map(is_special, params)) else None
 
     def choose(self, logits: Tensor, mask_token_id: int, masked: NDArray[np.int64]) -> Choice:
@@ -111,7 +113,7 @@ class SamplingBatch:
         return Choice(masked[picked], tokens, chosen_logits)
 
     def logprobs(self, choice: Choice) -> dict[str, list[TokenLogprobs]]:
-        """Request id -> of each of its commits in `choice`; of requests that ask for them and did not fail."""
+        """Request id -> of each of its commits in `choice`; of requests that need them and did not fail."""
         told: dict[str, list[TokenLogprobs]] = {}
         if self._num_top is None:
             return told

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from random import Random
+from typing import Any
 
+from backend.core.logprobs import TokenLogprobs
 from backend.core.request import Request
 from backend.core.sampling_params import SamplingParams
 from backend.core.step import StepPlan, StepResult
@@ -22,14 +24,15 @@ def make(
     finished_blocks: Sequence[int] = (),
     attempt: int = 1,
     prefilled: Sequence[tuple[int, int]] | None = None,
+    prefilled_logprobs: Sequence[TokenLogprobs] = (),
+    **options: Any,
 ) -> Request:
     """By default 16 tokens, which is 4 pages of 4; with `prefilled` its KV lies elsewhere."""
-    params = SamplingParams(
-        max_tokens=canvas, canvas_length=canvas, block_length=BLOCK, steps_per_block=1, stop_token_ids=(EOS,)
-    )
+    params = SamplingParams(canvas, canvas, BLOCK, steps_per_block=1, stop_token_ids=(EOS,), **options)
     return Request(
-        name, [0] * prompt, params, arrival, finished_blocks=finished_blocks, attempt=attempt, prefilled=prefilled
-    )
+        name, [0] * prompt, params, arrival, finished_blocks=finished_blocks, attempt=attempt,
+        prefilled=prefilled, prefilled_logprobs=prefilled_logprobs,
+    )  # fmt: skip
 
 
 def one_each(plan: StepPlan) -> StepResult:

@@ -12,10 +12,8 @@ S = RequestStatus
 EOS = 99
 
 
-def make(max_tokens: int = 8, **kwargs: object) -> Request:
-    params = SamplingParams(
-        max_tokens=max_tokens, canvas_length=8, block_length=4, steps_per_block=4, stop_token_ids=(EOS,)
-    )
+def make(max_tokens: int = 8, logprobs: int | None = None, **kwargs: object) -> Request:
+    params = SamplingParams(max_tokens, 8, 4, steps_per_block=4, stop_token_ids=(EOS,), logprobs=logprobs)
     return Request("r", (1, 2, 3), params, 0.0, **kwargs)  # type: ignore[arg-type]
 
 
@@ -44,7 +42,7 @@ def test_before_min_tokens_a_stop_token_is_a_token_like_others() -> None:
 
 def test_logprobs_are_kept_by_position() -> None:
     first, second, third = (TokenLogprobs(-float(i)) for i in range(3))
-    request = make(finished_blocks=[1, 2, 3, 4], prefilled=[(2, 12)], prefilled_logprobs=[third])
+    request = make(finished_blocks=[1, 2, 3, 4], prefilled=[(2, 12)], prefilled_logprobs=[third], logprobs=0)
     request.commit([(1, 11), (0, 10)], [second, first])
     assert request.logprobs(4, 3) == (first, second, third)
     assert request.logprobs(5, 1) == (second,)

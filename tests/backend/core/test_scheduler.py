@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.core.cache_policy import CACHE_POLICIES
+from backend.core.logprobs import TokenLogprobs
 from backend.core.page_pool import PagePool
+from backend.core.queries import num_query_tokens
 from backend.core.request import Request, RequestStatus
 from backend.core.sampling_params import InvalidRequestError
 from backend.core.scheduler import Scheduler, SchedulerConfig
@@ -216,6 +220,79 @@ def test_kv_that_can_never_fit_is_refused() -> None:
     assert s.num_transferring == 0
 
 
+def test_a_refresh_waits_for_the_budget_and_keeps_its_pages_and_seat() -> None:
+    s = scheduler(tau=20, seqs=2)
+    s.add(make("a", cache_policy="none"))
+    s.add(make("b", arrival=1.0))
+    s.update(plan := next_plan(s), one_each(plan))
+    assert names(plan.prefills) == ["a"]
+    s.update(plan := next_plan(s), one_each(plan))
+    assert names(plan.prefills) == ["a"] and s.budget.deficit == 8  # 4 of the first step; b's 16 do not fit
+    s.update(plan := next_plan(s), one_each(plan))
+    assert (names(plan.prefills), s.num_waiting, s.pool.num_free) == (["a"], 2, 64 - 4)
+    (request,) = s.update(plan := next_plan(s), one_each(plan))
+    assert names(plan.prefills) == ["a", "b"], "the budget carried forward has grown to both"
+    assert request.block.step == 4 and s.num_denoising == 1 and s.pool.num_free == 64 - 4
+
+
+def test_a_refresh_goes_ahead_of_older_requests_that_wait_for_its_pages() -> None:
+    """Or nobody would ever move."""
+    s = scheduler(pages=5)
+    s.add(make("young", arrival=1.0, cache_policy="none"))
+    s.update(plan := next_plan(s), one_each(plan))
+    s.add(make("old", arrival=0.0))
+    for _ in range(3):
+        assert names(next_plan(s).prefills) == ["young"]
+        s.update(plan, one_each(plan))
+    assert names(next_plan(s).prefills) == ["old"]
+
+
+def test_a_refresh_does_not_wait_for_room_that_kv_from_elsewhere_claims() -> None:
+    s = scheduler(pages=5)
+    s.add(make("a", cache_policy="none"))
+    s.update(plan := next_plan(s), one_each(plan))
+    s.add(from_elsewhere("b"))
+    assert s.start_transfers() == [] and names(next_plan(s).prefills) == ["a"]
+
+
+def test_a_block_that_came_with_its_kv_may_begin_with_a_refresh() -> None:
+    s = scheduler()
+    s.add(make("a", prefilled=[(0, 1)], cache_policy="none"))
+    s.start_transfers()
+    s.transfer_ended("a", True)
+    plan = next_plan(s)
+    assert (names(plan.prefills), s.num_waiting, s.pool.num_free) == (["a"], 0, 60)
+    assert s.abort("a") is not None and s.pool.num_free == 64
+
+
+def test_doubtful_tokens_are_taken_back_once_and_nothing_is_final_before() -> None:
+    s = scheduler()
+    s.add(make("a", remask_below=0.5))
+    sure, doubtful = TokenLogprobs(math.log(0.9)), TokenLogprobs(math.log(0.1))
+    commits = [(0, 1), (1, 2), (2, 3), (3, 4)]
+    plan = next_plan(s)
+    assert s.update(plan, StepResult([commits], logprobs={"a": [sure, doubtful, sure, doubtful]})) == []
+    (request,) = (plan := next_plan(s)).decodes
+    assert request.block.tokens == [1, None, 3, None] and request.block.frontier == 0
+    assert s.update(plan, StepResult([[(1, 7)]], logprobs={"a": [doubtful]})) == []
+    assert request.block.frontier == 0 and request.answer() == ([], None)
+    (left,) = s.update(plan := next_plan(s), StepResult([[(3, 8)]], logprobs={"a": [doubtful]}))
+    assert left is request and request.answer() == ([1, 7, 3, 8], RequestStatus.FINISHED_LENGTH)
+    assert request.block.step == 3 and s.pool.num_free == 64
+
+
+def test_doubtful_tokens_of_a_prefill_elsewhere_are_taken_back_where_the_block_is_denoised() -> None:
+    s = scheduler()
+    sure, doubtful = TokenLogprobs(math.log(0.9)), TokenLogprobs(math.log(0.1))
+    commits = [(0, 1), (1, 2), (2, 3), (3, 4)]
+    logprobs = [sure, sure, doubtful, sure]
+    s.add(make("a", prefilled=commits, prefilled_logprobs=logprobs, remask_below=0.5))
+    s.start_transfers()
+    s.transfer_ended("a", True)
+    (request,) = next_plan(s).decodes
+    assert request.block.tokens == [1, 2, None, 4] and request.block.step == 1
+
+
 @given(st.integers(0, 10**6), st.integers(20, 200), st.integers(1, 6), st.integers(12, 40))
 def test_any_mix_of_work_ends_with_every_page_free(seed: int, tau: int, seqs: int, pages: int) -> None:
     """Blocks to be prefilled here and elsewhere, transfers that end in any order and way, ends of text,
@@ -235,8 +312,11 @@ def test_any_mix_of_work_ends_with_every_page_free(seed: int, tau: int, seqs: in
         if added < 20 and rng.random() < 0.4:
             is_remote = rng.random() < 0.5
             size = rng.randint(1, 40 - 8)
+            policy = rng.choice(list(CACHE_POLICIES))
             request = make(
-                str(added), size, rng.choice((4, 8)), float(added), prefilled=[(0, 1)] if is_remote else None
+                str(added), size, rng.choice((4, 8)), float(added), prefilled=[(0, 1)] if is_remote else None,
+                cache_policy=policy, unmasking="random" if policy == "dkv-greedy" else "threshold",
+                cache_refresh_interval=rng.choice((None, 0, 2)),
             )  # fmt: skip
             s.add(request)
             live.add(str(added))
@@ -267,7 +347,8 @@ def test_any_mix_of_work_ends_with_every_page_free(seed: int, tau: int, seqs: in
             continue
         assert len(plan.decodes) == decoding
         assert len(plan.decodes) + len(plan.prefills) + len(moving) <= seqs
-        assert not (has_kv_waiting and plan.prefills)
+        assert not (has_kv_waiting and any(request.block.step == 0 for request in plan.prefills))
+        assert plan.decode_tokens == sum(num_query_tokens(request, 0) for request in plan.decodes)
         for request in s.update(plan, some_each(plan, rng)):
             assert request.pages == []
             if request.status.is_finished:

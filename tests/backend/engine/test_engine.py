@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from backend.attention.kv_cache import KVCache
+from backend.core.cache_policy import CACHE_POLICIES
 from backend.core.logprobs import TokenLogprobs
 from backend.core.page_pool import PagePool
 from backend.core.request import Request, RequestStatus
@@ -42,19 +43,24 @@ def config(request: pytest.FixtureRequest) -> ModelConfig:
     return shape
 
 
-def mixed_requests(count: int) -> list[Request]:
-    """Different lengths, blocks, rules of unmasking, samplers and seeds."""
+def mixed_requests(count: int, revises: bool = True) -> list[Request]:
+    """Different lengths, blocks, cache policies, rules of unmasking, samplers and seeds."""
     rng = random.Random(1)
+    policies = [*CACHE_POLICIES, "dual", "dual"]
     requests = []
     for i in range(count):
         block = rng.choice((1, 4, 8, 16, 32))
         blocks = rng.randint(1, 3)
         max_tokens = rng.randint(1, block * blocks)
+        cache_policy = policies[i % len(policies)]
         params = SamplingParams(
             max_tokens=max_tokens,
             canvas_length=block * blocks,
             block_length=block,
-            unmasking=UNMASKING[i % len(UNMASKING)],
+            cache_policy=cache_policy,
+            cache_refresh_interval=rng.choice((None, None, 0, 3)),
+            cache_window=rng.randint(0, 5),
+            unmasking="random" if cache_policy == "dkv-greedy" else rng.choice(UNMASKING),
             confidence_threshold=rng.choice((0.2, 0.5, 0.9)),
             factor=rng.choice((0.5, 1.0, 1.7)),
             steps_per_block=rng.randint(1, block),
@@ -66,10 +72,11 @@ def mixed_requests(count: int) -> list[Request]:
             seed=rng.randint(-100, 100),
             stop_token_ids=rng.choice(((), (EOS, 5))),
             min_tokens=rng.choice((0, rng.randint(0, max_tokens))),
+            remask_below=rng.choice((0.0, 0.0, 0.5)),
             logprobs=rng.choice((None, 0, 3)),
         )
         prompt = [rng.randrange(60) for _ in range(rng.randint(1, 70))]
-        requests.append(Request(str(i), prompt, params, float(i)))
+        requests.append(Request(str(i), prompt, params, float(i), revises=revises))
     return requests
 
 
@@ -105,7 +112,7 @@ def note(request: Request, told: Logprobs) -> None:
         if request.params.logprobs is not None:
             told.setdefault(request.request_id, {})[start + offset] = request.block.logprobs[offset]
         else:
-            assert not request.block.logprobs
+            assert not request.logprobs(start, request.block.frontier)
 
 
 @pytest.fixture(scope="module")

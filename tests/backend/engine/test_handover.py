@@ -162,7 +162,7 @@ def test_the_same_tokens_as_on_one_worker(
 
     async def test() -> None:
         async with pair(prefill_pages, pages, overlap) as (prefill, colocated):
-            requests = mixed_requests(40)
+            requests = mixed_requests(40, revises=False)
             told: Logprobs = {}
             answers = await asyncio.gather(*(serve(prefill, colocated, request, told) for request in requests))
             assert_same(told, logprobs_alone())
@@ -173,7 +173,7 @@ def test_the_same_tokens_as_on_one_worker(
                 load = side.worker.load
                 assert load.num_held == load.num_waiting == load.num_transferring == load.num_denoising == 0
             load = colocated.worker.load
-            assert load.num_transfers > 40 and load.num_prefill_tokens == 0
+            assert load.num_transfers > 40 and load.num_prefill_tokens == 0 < load.num_refresh_tokens
             assert overlap or load.num_failed_transfers == 0
             page_bytes = colocated.engine.runner.cache.data[:, :, 0].nbytes
             assert load.num_transfer_bytes % page_bytes == 0 and load.num_transfer_bytes > 0
@@ -184,7 +184,7 @@ def test_the_same_tokens_as_on_one_worker(
 def test_phases_are_told() -> None:
     async def test() -> None:
         async with pair() as (prefill, colocated):
-            request = mixed_requests(5)[4]
+            request = mixed_requests(5, revises=False)[4]
             stream = prefill.worker.submit(fork(request))
             news = aiter(stream)  # who lets go of it gives up the KV
             first = await anext(news)
@@ -208,7 +208,7 @@ def test_phases_are_told() -> None:
 def test_held_kv_is_freed_by_abort_and_cannot_be_read_any_more() -> None:
     async def test() -> None:
         async with pair() as (prefill, colocated):
-            request = mixed_requests(1)[0]
+            request = mixed_requests(1, revises=False)[0]
             stream = prefill.worker.submit(fork(request))
             news = aiter(stream)
             held = (await anext(news)).held
@@ -235,7 +235,7 @@ def test_held_kv_is_freed_by_abort_and_cannot_be_read_any_more() -> None:
 def test_pages_being_read_into_are_not_freed_before_the_transfer_has_ended() -> None:
     async def test() -> None:
         async with pair() as (prefill, colocated):
-            request = mixed_requests(1)[0]
+            request = mixed_requests(1, revises=False)[0]
             news = aiter(prefill.worker.submit(fork(request)))
             held = (await anext(news)).held
             assert held is not None
@@ -283,7 +283,7 @@ def test_everything_is_freed_after_any_mix_of_aborts_and_failures(
                 if not task.cancelled() and task.exception() is None:
                     assert task.result() == alone[request.request_id]
 
-            await asyncio.gather(*(client(request) for request in mixed_requests(40)))
+            await asyncio.gather(*(client(request) for request in mixed_requests(40, revises=False)))
             for side in (prefill, colocated):
                 load = side.worker.load
                 while load.free_pages < load.num_pages or load.num_held or load.num_transferring:
@@ -300,7 +300,9 @@ def test_the_hand_over_is_exact() -> None:
         async with pair() as (prefill, colocated):
             prefill.engine.scheduler.pool.allocate("x", 3)
             colocated.engine.scheduler.pool.allocate("y", 17)
-            request = next(r for r in mixed_requests(40) if len(r.prompt) > 40 and r.params.unmasking == "threshold")
+            request = next(
+                r for r in mixed_requests(40, revises=False) if len(r.prompt) > 40 and r.params.unmasking == "threshold"
+            )
             news = aiter(prefill.worker.submit(fork(request)))
             held = (await anext(news)).held
             assert held is not None
