@@ -96,23 +96,21 @@ class PackedBatch:
         slots: list[NDArray[np.int64]] = []
         positions: list[NDArray[np.int64]] = []
         self.spans: list[SequenceSpan] = []
-        block_rows = np.empty((len(requests), longest), dtype=np.int64)
-        logit_rows = np.empty((len(requests), longest), dtype=np.int64)
-        offsets = np.arange(longest)
+        begins: list[int] = []
+        first_rows: list[int] = []
+        scattered: dict[int, NDArray[np.int64]] = {}
         only_first = np.array([commits_only_first(request, logits_shift) for request in requests])
         is_masked = np.zeros((len(requests), longest), dtype=bool)
         rows = 0
         for i, (request, state) in enumerate(zip(requests, states, strict=True)):
             begin = rows
+            begins.append(begin)
             is_masked[i, : request.block.length] = state.is_masked
-            # Before position 0 there is no row: it is predicted by its own, as in Dream's own code.
-            predictors = np.maximum(request.block_start + offsets - logits_shift, 0)
             if i < num_prefills:
                 if only_first[i]:
                     is_masked[i, 1:] = False
                 rows += request.sequence_length
-                block_rows[i] = begin + request.block_start + offsets
-                logit_rows[i] = begin + predictors
+                first_rows.append(begin + request.block_start)
                 ids.append(state.sequence)
                 slots.append(state.slots)
                 positions.append(np.arange(request.sequence_length))
@@ -121,11 +119,9 @@ class PackedBatch:
                 ranges = query(request, logits_shift)
                 query_ids, query_slots, query_positions = state.query(ranges)
                 rows += len(query_ids)
-                block_rows[i] = begin + request.block_start - query_positions[0] + offsets
-                if len(ranges) == 1 and request.params.policy.recompute is not Recompute.NEARBY:
-                    logit_rows[i] = begin + predictors - query_positions[0]
-                else:
-                    _locate(logit_rows[i], is_masked[i], begin, query_positions, predictors)
+                first_rows.append(begin + request.block_start - ranges[0][0])
+                if len(ranges) > 1 or request.params.policy.recompute is Recompute.NEARBY:
+                    scattered[i] = query_positions
                 ids.append(query_ids)
                 slots.append(query_slots)
                 positions.append(query_positions)
@@ -136,6 +132,13 @@ class PackedBatch:
             positions.append(np.zeros(padding, dtype=np.int64))
         device = cache.data.device
         self.longest_block = longest
+        offsets = np.arange(longest)
+        block_rows = np.array(first_rows)[:, None] + offsets
+        # Before position 0 there is no row: it is predicted by its own, as in Dream's own code.
+        logit_rows = np.maximum(block_rows - logits_shift, np.array(begins)[:, None])
+        for i, query_positions in scattered.items():
+            predictors = np.maximum(requests[i].block_start + offsets - logits_shift, 0)
+            _locate(logit_rows[i], is_masked[i], begins[i], query_positions, predictors)
         self._block_rows = block_rows.ravel()
         self._logit_rows = logit_rows.ravel()
         self._is_masked = is_masked.ravel()
