@@ -16,6 +16,7 @@ from backend.core.sampling_params import SamplingParams
 from backend.core.scheduler import SchedulerConfig
 from backend.engine.engine import Engine, EngineConfig
 from backend.sampling.unmask import by_factor
+from tests.backend.engine.conftest import GoldenTable
 
 Case = dict[str, Any]
 
@@ -94,18 +95,27 @@ def generate(
     return answers, forwards
 
 
-def test_each_case_alone(engine: Engine, cases: list[Case]) -> None:
+def compare(
+    table: GoldenTable,
+    cases: list[Case],
+    answers: dict[str, list[int]],
+    forwards: Counter[str],
+    remark: str = "",
+) -> None:
+    """Asserts that all cases came out as the reference code's."""
     for case in cases:
-        answers, forwards = generate(engine, [case])
-        assert answers[case["id"]] == case["tokens"], case["id"]
-        assert forwards[case["id"]] == case["nfe"], case["id"]
+        name, strategy = case["id"], case["strategy"]
+        rule, number = (strategy.get(key, "") for key in ("name", "threshold"))
+        table.compare(
+            case["model"], case["cache"], f"{rule or strategy['alg']} {number or strategy.get('factor', '')}", remark,
+            tokens=answers[name] == case["tokens"], forwards=forwards[name] == case["nfe"], case=name,
+        )  # fmt: skip
 
 
-def test_all_cases_in_one_batch(engine: Engine, cases: list[Case]) -> None:
-    answers, forwards = generate(engine, cases)
-    for case in cases:
-        assert answers[case["id"]] == case["tokens"], case["id"]
-        assert forwards[case["id"]] == case["nfe"], case["id"]
+@pytest.mark.parametrize("is_together", [False, True])
+def test_the_reference_cases(engine: Engine, cases: list[Case], is_together: bool, golden_table: GoldenTable) -> None:
+    for together in [cases] if is_together else [[case] for case in cases]:
+        compare(golden_table, together, *generate(engine, together), "in one batch" if is_together else "alone")
 
 
 def by_factor_as_the_reference(score: NDArray[np.float32], factor: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -119,16 +129,20 @@ def by_factor_as_the_reference(score: NDArray[np.float32], factor: NDArray[np.fl
 
 @pytest.mark.parametrize("is_together", [False, True])
 def test_the_factor_cases_as_the_reference_counts(
-    engine: Engine, factor_cases: list[Case], is_together: bool, monkeypatch: pytest.MonkeyPatch
+    engine: Engine,
+    factor_cases: list[Case],
+    is_together: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    golden_table: GoldenTable,
 ) -> None:
     monkeypatch.setattr("backend.sampling.sampler.by_factor", by_factor_as_the_reference)
     assert len(factor_cases) == 13
     for cases in [factor_cases] if is_together else [[case] for case in factor_cases]:
         committed: dict[str, dict[int, int]] = defaultdict(dict)
         answers, forwards = generate(engine, cases, committed)
+        where = "in one batch" if is_together else "alone"
+        compare(golden_table, cases, answers, forwards, f"{where}; with the reference's quirk")
         for case in cases:
-            assert answers[case["id"]] == case["tokens"], case["id"]
-            assert forwards[case["id"]] == case["nfe"], case["id"]
             assert [committed[case["id"]][i] for i in range(case["gen_length"])] == case["commit_forward"]
 
 

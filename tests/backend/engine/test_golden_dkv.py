@@ -16,7 +16,8 @@ from backend.core.scheduler import SchedulerConfig
 from backend.core.step import StepPlan, StepResult
 from backend.engine.engine import Engine, EngineConfig
 from tests.backend.engine import test_golden
-from tests.backend.engine.test_golden import Case, generate
+from tests.backend.engine.conftest import GoldenTable
+from tests.backend.engine.test_golden import Case, compare, generate
 from tests.backend.engine.test_golden_dream import RULES
 
 Forward = list[list[int]]
@@ -97,24 +98,25 @@ def has_quirk(case: Case) -> bool:
 
 @pytest.mark.parametrize("is_together", [False, True])
 def test_the_reference_cases(
-    engine: Engine, cases: list[Case], forwards: dict[str, list[Forward]], is_together: bool
+    engine: Engine,
+    cases: list[Case],
+    forwards: dict[str, list[Forward]],
+    is_together: bool,
+    golden_table: GoldenTable,
 ) -> None:
     ours = [case for case in cases if not has_quirk(case)]
     assert len(ours) >= 4
     for together in [ours] if is_together else [[case] for case in ours]:
-        answers, count = generate(engine, together)
+        compare(golden_table, together, *generate(engine, together), "in one batch" if is_together else "alone")
         for case in together:
             assert forwards[case["id"]] == [ranges for *_, ranges in case["forwards"]], case["id"]
-            assert answers[case["id"]] == case["tokens"], case["id"]
-            assert count[case["id"]] == case["nfe"], case["id"]
 
 
 def test_the_others_with_the_quirk_that_we_do_not_copy(
-    engine: Engine, cases: list[Case], forwards: dict[str, list[Forward]], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, cases: list[Case], monkeypatch: pytest.MonkeyPatch, golden_table: GoldenTable
 ) -> None:
+    monkeypatch.setattr(test_golden, "params", params)
     for module in ("backend.engine.batch.query", "backend.core.queries.query"):
         monkeypatch.setattr(module, as_the_reference_shifts)
     for case in filter(has_quirk, cases):
-        answers, count = generate(engine, [case])
-        assert answers[case["id"]] == case["tokens"], case["id"]
-        assert count[case["id"]] == case["nfe"], case["id"]
+        compare(golden_table, [case], *generate(engine, [case]), "alone; with the reference's quirk")

@@ -14,7 +14,8 @@ from backend.core.scheduler import SchedulerConfig
 from backend.core.step import StepPlan, StepResult
 from backend.engine.engine import Engine, EngineConfig
 from tests.backend.engine import test_golden
-from tests.backend.engine.test_golden import Case, generate
+from tests.backend.engine.conftest import GoldenTable
+from tests.backend.engine.test_golden import Case, compare, generate
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +83,9 @@ def commits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[i
 
 @pytest.mark.parametrize("is_together", [False, True])
 def test_the_reference_cases(
-    engine: Engine, cases: list[Case], commits: dict[str, list[int]], is_together: bool
+    engine: Engine, cases: list[Case], commits: dict[str, list[int]], is_together: bool, golden_table: GoldenTable
 ) -> None:
     for together in [cases] if is_together else [[case] for case in cases]:
-        answers, forwards = generate(engine, together)
+        compare(golden_table, together, *generate(engine, together), "in one batch" if is_together else "alone")
         for case in together:
-            assert answers[case["id"]] == case["tokens"], case["id"]
-            assert forwards[case["id"]] == case["nfe"], case["id"]
             assert commits[case["id"]] == [forward[4] for forward in case["forwards"]], case["id"]
