@@ -12,17 +12,26 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-DEMO_MODEL = Path(__file__).resolve().parent / "demo_model"
+DEMO_MODELS = {
+    "demo": Path(__file__).resolve().parent / "demo_model",  # LLaDA
+    "demo-dream": Path(__file__).resolve().parent / "demo_model_dream",
+}
 
 
 class ConfigError(ValueError):
     """A key or value that cannot be used; the message names it and what would be right."""
+
+
+def model_directory(model: str | Path) -> Path:
+    """`model` as a path, or where the demonstration model of that name is. A directory so called comes first."""
+    path = Path(model)
+    return path if path.is_dir() else DEMO_MODELS.get(str(model), path)
 
 
 class CommonConfig(BaseModel):
@@ -30,7 +39,10 @@ class CommonConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    model: Path = Field(DEMO_MODEL, description="checkpoint directory (config.json, safetensors, tokenizer)")
+    model: Annotated[Path, AfterValidator(model_directory)] = Field(
+        DEMO_MODELS["demo"],
+        description="checkpoint directory (config.json, safetensors, tokenizer), or `demo` or `demo-dream`",
+    )
     served_model_name: str = Field("", description="name in the APIs; the directory's name if empty")
     namespace: str = Field("sangam", pattern=r"^[a-z][a-z0-9_]*$", description="Dynamo namespace")
     nats: str = Field("", description="URL of a NATS server; `sangam serve` starts a private one if empty")

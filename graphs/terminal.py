@@ -14,7 +14,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from components.config import DEMO_MODEL
+from components.config import DEMO_MODELS
 from graphs.follower import tail
 from graphs.launch import Settings
 from graphs.program import Program
@@ -109,7 +109,7 @@ class Terminal:
 def curl(settings: Settings) -> str:
     """A line to paste into a shell."""
     config = settings.frontend
-    prompt = "count from 7 to 40" if config.model.resolve() == DEMO_MODEL else "Why is the sky blue?"
+    prompt = "count from 7 to 40" if config.model.resolve() in DEMO_MODELS.values() else "Why is the sky blue?"
     body = {"model": config.model_name, "messages": [{"role": "user", "content": prompt}], "max_tokens": 64}
     return (
         f"curl {shlex.quote(settings.url + '/v1/chat/completions')}"

@@ -29,7 +29,7 @@ def load_model(directory: Path, dtype: torch.dtype, device: torch.device) -> Tra
     model = model.to(dtype).to_empty(device=device).eval().requires_grad_(False)
     if config.tie_embeddings:  # to_empty gives each of the two names memory of its own
         model.lm_head.weight = model.embedding.weight
-    targets = _targets(model)
+    targets = checkpoint_tensors(model)
     files = _files(directory)
     found = {name for names in files.values() for name in names}
     if missing := sorted(targets.keys() - found):
@@ -48,8 +48,8 @@ def new_model(config: ModelConfig) -> Transformer:
     return dream.Dream(config) if config.architecture == "dream" else llada.Llada(config)
 
 
-def _targets(model: Transformer) -> dict[str, torch.Tensor]:
-    """Checkpoint tensor name -> the rows of our parameter that it fills."""
+def checkpoint_tensors(model: Transformer) -> dict[str, torch.Tensor]:
+    """Checkpoint tensor name -> the rows of our parameter that it fills: views, not copies."""
     parameters = dict(model.named_parameters())
     config = model.config
     kv_rows = config.num_kv_heads * config.head_dim

@@ -24,18 +24,22 @@ class DenseAttention:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         rows = len(self._mask)
         q, k, v = (x.unflatten(0, (rows, -1)).transpose(1, 2) for x in (query, key, value))
-        out = scaled_dot_product_attention(q, k, v, attn_mask=self._mask)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=self._mask, enable_gqa=True)
         return out.transpose(1, 2).flatten(0, 1)
 
 
 def dense_forward(model: Transformer, ids: Tensor, lengths: Tensor) -> Tensor:
-    """Hidden states [R, S, D] of left-padded rows `ids` [R, S] that hold `lengths` [R] tokens each."""
+    """Hidden states [R, S, D] of left-padded rows `ids` [R, S] that hold `lengths` [R] tokens each.
+
+    Each at the position that it predicts (`ModelConfig.logits_shift`); nothing predicts a row's first token.
+    """
     rows, size = ids.shape
     columns = torch.arange(size)
     starts = (size - lengths)[:, None]
     positions = (columns[None, :] - starts).clamp(min=0)
     attention = DenseAttention((columns[None, :] >= starts)[:, None, None, :])
-    return model(ids.flatten(), positions.flatten(), attention).view(rows, size, -1)
+    hidden = model(ids.flatten(), positions.flatten(), attention).view(rows, size, -1)
+    return hidden.roll(model.config.logits_shift, dims=1)
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Exact match of a demonstration model per task: `python -m benchmarks.demo_model.evaluate`.
+"""Exact match of a demonstration model per task: `python -m benchmarks.demo_model.evaluate demo-dream`.
 
 Fresh prompts (never those of training: another seed), decoded plainly, without any cache, and
 through the engine with the dual cache. Limits: 90% plain overall; the cache may cost 2 points.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 from backend.core.request import Request
 from backend.core.sampling_params import SamplingParams
@@ -18,10 +17,10 @@ from backend.models.layers import Transformer
 from benchmarks.demo_model.dense import decode
 from benchmarks.demo_model.tasks import MIN_SIZE, TASKS, Example
 from benchmarks.demo_model.tokenizer import WordTokenizer
+from components.config import DEMO_MODELS, model_directory
 
 # What a request gets that asks for nothing else; the longest answers have 100 tokens.
 CANVAS, BLOCK, THRESHOLD = 128, 32, 0.9
-DEMO_MODEL = Path(__file__).parents[2] / "components" / "demo_model"
 
 
 def fresh_examples(task: str, count: int, size: float, seed: int) -> list[Example]:
@@ -61,7 +60,7 @@ def exact_match(answers: Sequence[str], examples: Sequence[Example]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", type=Path, default=DEMO_MODEL)
+    parser.add_argument("model", nargs="?", type=model_directory, default=DEMO_MODELS["demo"])
     parser.add_argument("--each", type=int, default=200, help="prompts per task")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Trains the demonstration model: `python -m benchmarks.demo_model.train OUT_DIR --minutes 97`.
+"""Trains a demonstration model: `python -m benchmarks.demo_model.train OUT_DIR --minutes 97`.
 
 Every task starts short and grows once its loss is low; it is drawn the more often, the more it still
 has to learn. The learning rate decays to zero over the time given. Stop and start again at will: it resumes from
@@ -16,9 +16,10 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
-from backend.models.llada import Llada
+from backend.models.layers import Transformer
+from backend.models.loader import load_model, new_model
 from benchmarks.demo_model.batch import Batch, make_batch
-from benchmarks.demo_model.checkpoint import demo_config, save_checkpoint
+from benchmarks.demo_model.checkpoint import ARCHITECTURES, demo_config, save_checkpoint, take_weights
 from benchmarks.demo_model.dense import dense_forward
 from benchmarks.demo_model.evaluate import exact_match, fresh_examples, plain_answers
 from benchmarks.demo_model.muon import Muon
@@ -27,29 +28,37 @@ from benchmarks.demo_model.tokenizer import WordTokenizer
 
 WARM_UP_STEPS = 300
 LEARNED = 0.25  # loss below which a task grows, by a tenth every hundred steps
+SIZE_STARTED_FROM = 0.3  # of the tasks when the weights are another checkpoint's
 EMBEDDING_RATE = 0.35  # share of the learning rate: the tied embeddings of rare tokens stay sharp
 
 
 class Trainer:
     """The model, its optimizers and how far each task has come."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, architecture: str = "llada") -> None:
         torch.manual_seed(seed)
         self.seed = seed
         self.tokenizer = WordTokenizer()
-        self.model = Llada(demo_config(self.tokenizer))
+        self.model = new_model(demo_config(self.tokenizer, architecture))
         _initialize(self.model)
         named = dict(self.model.named_parameters())
         matrices = [p for n, p in named.items() if p.dim() == 2 and "embedding" not in n]
         others = [p for n, p in named.items() if p.dim() != 2 or "embedding" in n]
+        config = self.model.config
+        kv_rows = config.num_kv_heads * config.head_dim
         self.optimizers = [
-            Muon(matrices, lr=0.0, part_rows=self.model.config.hidden_size),
+            Muon(matrices, lr=0.0, fused_rows=(config.hidden_size, kv_rows, kv_rows)),
             torch.optim.AdamW(others, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
         ]
         self.step = 0
         self.spent_s = 0.0
         self.task_loss = dict.fromkeys(TASKS, 3.0)
         self.sizes = dict.fromkeys(TASKS, MIN_SIZE)
+
+    def start_from(self, checkpoint: Path) -> None:
+        """Takes over another model's weights, and with them what it has learned of the tasks."""
+        take_weights(self.model, load_model(checkpoint, torch.float32, torch.device("cpu")))
+        self.sizes = dict.fromkeys(TASKS, SIZE_STARTED_FROM)
 
     def save(self, path: Path) -> None:
         optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
@@ -94,22 +103,28 @@ class Trainer:
             self.task_loss[name] += 0.02 * (value - self.task_loss[name])
 
 
-def _initialize(model: Llada) -> None:
+def _initialize(model: Transformer) -> None:
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
             into_residual = "out_proj" in name or "down_proj" in name
             scale = 0.02 / math.sqrt(2 * model.config.num_layers) if into_residual else 0.05
             torch.nn.init.normal_(parameter, std=0.02 if "embedding" in name else scale)
+        elif name.endswith("bias"):
+            torch.nn.init.zeros_(parameter)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--minutes", type=float, default=97, help="of work, on two cores")
+    parser.add_argument("--architecture", choices=ARCHITECTURES, default="llada")
+    parser.add_argument("--start-from", type=Path, metavar="CHECKPOINT", help="whose weights to begin with")
+    parser.add_argument("--minutes", type=float, default=97, help="of work")
     parser.add_argument("--learning-rate", type=float, default=1.5e-3)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    trainer = Trainer(args.seed)
+    trainer = Trainer(args.seed, args.architecture)
+    if args.start_from:
+        trainer.start_from(args.start_from)
     args.out.mkdir(parents=True, exist_ok=True)
     state = args.out / "training.pt"
     if state.exists():

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from components.config import (
+    DEMO_MODELS,
     SECTIONS,
     ConfigError,
     RouterConfig,
@@ -115,6 +116,14 @@ def test_a_mistake_on_the_command_line_ends_with_status_2(argv: list[str], capsy
         from_command_line("router", RouterConfig, argv)
     assert end.value.code == 2
     assert "error: " in capsys.readouterr().err
+
+
+def test_a_demonstration_model_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert RouterConfig.model_validate({"model": "demo-dream"}).model == DEMO_MODELS["demo-dream"]
+    assert from_command_line("router", RouterConfig, ["--model", "demo"]).model == RouterConfig().model
+    (tmp_path / "demo-dream").mkdir()
+    assert RouterConfig.model_validate({"model": "demo-dream"}).model.resolve() == tmp_path / "demo-dream"
 
 
 def test_a_model_without_a_name_is_called_like_its_folder(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from backend.core.logprobs import TokenLogprobs
 from backend.core.request import Request, RequestStatus
 from backend.core.sampling_params import SamplingParams
 from backend.engine.engine import Engine, EngineConfig
-from components.config import DEMO_MODEL
+from components.config import DEMO_MODELS
 
-MODEL = DEMO_MODEL
+MODEL = DEMO_MODELS["demo"]
 END, BLOCK = 1, 32
 FINISH_REASONS = {RequestStatus.FINISHED_STOP: "stop", RequestStatus.FINISHED_LENGTH: "length"}
 
