@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from backend.core.request import Request
 from backend.core.sampling_params import SamplingParams
@@ -38,20 +40,43 @@ def plain_answers(model: Transformer, tokenizer: WordTokenizer, examples: Sequen
     return answers
 
 
-def cached_answers(engine: Engine, tokenizer: WordTokenizer, examples: Sequence[Example]) -> list[str]:
-    """Answers through the engine, all in flight together."""
-    params = SamplingParams(max_tokens=CANVAS, canvas_length=CANVAS, stop_token_ids=(tokenizer.end,))
+@dataclass(frozen=True)
+class Answers:
+    """What the engine made of some examples.
+
+    Attributes:
+        texts: an answer per example.
+        num_tokens: returned, all answers together.
+        num_forwards: a forward counts once for each request in it.
+        num_positions: what these forwards computed.
+    """
+
+    texts: list[str]
+    num_tokens: int
+    num_forwards: int
+    num_positions: int
+
+
+def engine_answers(engine: Engine, tokenizer: WordTokenizer, examples: Sequence[Example], **options: Any) -> Answers:
+    """Answers through the engine, all in flight together; `options` are fields of `SamplingParams`."""
+    params = SamplingParams(max_tokens=CANVAS, canvas_length=CANVAS, stop_token_ids=(tokenizer.end,), **options)
     for i, example in enumerate(examples):
         engine.scheduler.add(Request(str(i), tokenizer.prompt(example), params, float(i)))
-    answers = {}
+    tokens: dict[str, list[int]] = {}
+    num_forwards = num_positions = 0
     while (output := engine.step()) is not None:
+        assert not output.errors, output.errors
+        plan = output.plan
+        num_forwards += len(plan.prefills) + len(plan.decodes)
+        num_positions += sum(request.sequence_length for request in plan.prefills) + plan.decode_tokens
         for request in output.left:
             if request.status.is_finished:
-                answers[request.request_id] = tokenizer.text(request.answer()[0])
+                tokens[request.request_id] = request.answer()[0]
             else:
                 request.next_block()
                 engine.scheduler.add(request)
-    return [answers[str(i)] for i in range(len(examples))]
+    texts = [tokenizer.text(tokens[str(i)]) for i in range(len(examples))]
+    return Answers(texts, sum(map(len, tokens.values())), num_forwards, num_positions)
 
 
 def exact_match(answers: Sequence[str], examples: Sequence[Example]) -> float:
@@ -72,7 +97,7 @@ def main() -> None:
         examples = fresh_examples(task, args.each, 1.0, args.seed)
         scores = (
             exact_match(plain_answers(engine.runner.model, tokenizer, examples), examples),
-            exact_match(cached_answers(engine, tokenizer, examples), examples),
+            exact_match(engine_answers(engine, tokenizer, examples).texts, examples),
         )
         totals = [total + score / len(TASKS) for total, score in zip(totals, scores, strict=True)]
         print(f"{task:10} {scores[0]:>7.1%} {scores[1]:>7.1%}", flush=True)

@@ -14,7 +14,7 @@ from backend.models.loader import load_model, new_model
 from benchmarks.demo_model.batch import BLOCK, make_batch
 from benchmarks.demo_model.checkpoint import ARCHITECTURES, demo_config, save_checkpoint, take_weights
 from benchmarks.demo_model.dense import decode
-from benchmarks.demo_model.evaluate import cached_answers, fresh_examples, plain_answers
+from benchmarks.demo_model.evaluate import engine_answers, fresh_examples, plain_answers
 from benchmarks.demo_model.tasks import TASKS, number_in_words
 from benchmarks.demo_model.tokenizer import WordTokenizer
 from benchmarks.demo_model.train import Trainer
@@ -78,7 +78,7 @@ def test_the_saved_checkpoint_is_served_as_it_was_trained(tmp_path: Path, archit
     assert all(torch.equal(state[name], tensor) for name, tensor in loaded.state_dict().items())
     examples = fresh_examples("spell", 3, 1.0, 0)
     engine = Engine.from_config(EngineConfig(tmp_path, kv_cache_tokens=1024))
-    assert len(cached_answers(engine, trainer.tokenizer, examples)) == 3
+    assert len(engine_answers(engine, trainer.tokenizer, examples).texts) == 3
     assert len(plain_answers(loaded, trainer.tokenizer, examples)) == 3
     assert trainer.model.config.max_position >= 400 + 8 * BLOCK
 
