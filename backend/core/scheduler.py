@@ -122,8 +122,8 @@ class Scheduler:
             self._drop(request)
         return request
 
-    def schedule(self) -> StepPlan | None:
-        """The next step, or None when there is nothing to run."""
+    def schedule(self, now: float = 0.0) -> StepPlan | None:
+        """The next step, or None when there is nothing to run; the time makes no difference."""
         decodes = list(self._denoising.values())
         admitted = self.budget.admit(self._decode_tokens, self._waiting.sizes, self._seat)
         prefills = self._waiting.take(admitted)
