@@ -9,6 +9,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from backend.core.logprobs import TokenLogprobs
+from backend.core.request import RequestStatus
+
+FINISH_REASONS = {RequestStatus.FINISHED_STOP: "stop", RequestStatus.FINISHED_LENGTH: "length"}
 
 
 @dataclass(frozen=True)

@@ -177,13 +177,19 @@ def _known(name: str, known: Sequence[str], problem: str) -> None:
 def add_flags(parser: argparse.ArgumentParser, schema: type[CommonConfig]) -> None:
     """Adds `-f/--config` and one flag per field of `schema`; absent flags parse to None."""
     parser.add_argument("-f", "--config", type=Path, metavar="FILE", help="the graph's YAML file")
-    for name, field in schema.model_fields.items():
-        default = "" if field.default in ("", None) else f" (default: {field.default})"
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            help=f"{field.description}{default}",
-            **{"metavar": name.upper(), **_kind(field)},
-        )
+    for name in schema.model_fields:
+        add_flag(parser, schema, name)
+
+
+def add_flag(parser: argparse._ActionsContainer, schema: type[CommonConfig], name: str) -> None:
+    """Adds the flag of one field of `schema`."""
+    field = schema.model_fields[name]
+    default = "" if field.default in ("", None) else f" (default: {field.default})"
+    parser.add_argument(
+        f"--{name.replace('_', '-')}",
+        help=f"{field.description}{default}",
+        **{"metavar": name.upper(), **_kind(field)},
+    )
 
 
 def _kind(field: FieldInfo) -> dict[str, Any]:

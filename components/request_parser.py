@@ -9,6 +9,7 @@ from typing import Any
 
 from backend.core.request import Request
 from backend.core.sampling_params import InvalidRequestError, SamplingParams
+from components.config import RouterConfig
 from components.protocol import ModelCard
 
 ANNOTATION_PREFIX = "dllm."
@@ -19,6 +20,7 @@ _NUMBERS = ("confidence_threshold", "factor", "remask_below")
 _STRINGS = ("unmasking", "quota_schedule", "cache_policy")
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed")
 """Standard options of the draw, named alike in every API."""
+STANDARD_OPTIONS = ("max_tokens", "min_tokens", *SAMPLING_FIELDS, "ignore_eos", "stop_token_ids")
 DLLM_OPTIONS = (*_INTEGERS, *_NUMBERS, *_STRINGS)
 
 # Standard options that are not served yet, with the values that ask for nothing.
@@ -48,6 +50,11 @@ class Limits:
 
     context_length: int
     default_canvas_length: int
+
+    @classmethod
+    def of(cls, config: RouterConfig, card: ModelCard) -> Limits:
+        length = min(card.context_length, config.context_length or card.context_length)
+        return cls(length, config.default_canvas_length)
 
 
 def dllm_options(annotations: Sequence[str], metadata: Mapping[str, str]) -> dict[str, str]:
@@ -184,6 +191,13 @@ def parse_tokens_request(
         **{field: sampling.get(field) for field in SAMPLING_FIELDS},
     }
     return build_request(request_id, message.get("token_ids") or (), options, card, limits, arrival_time)
+
+
+def boolean(field: str, value: object) -> bool:
+    """Raises InvalidRequestError for anything but true and false."""
+    if not isinstance(value, bool):
+        raise InvalidRequestError(f"{field}={value!r} is not a boolean; allowed: true, false")
+    return value
 
 
 def refuse_unsupported(options: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from backend.core.request import Request, RequestStatus
 from backend.core.routing import ConditionalPolicy, HybridPolicy, Policy
 from backend.core.sampling_params import InvalidRequestError
-from components.chunks import Piece, chunk
+from components.chunks import FINISH_REASONS, Piece, chunk
 from components.config import RouterConfig, from_command_line
 from components.dispatcher import Dispatcher, RequestFailedError, Trip
 from components.load_bus import LoadBus
@@ -31,7 +31,6 @@ from components.text import TextProcessor, TextStream
 log = logging.getLogger(__name__)
 
 _WATCH_INTERVAL_S = 0.1
-_FINISH_REASONS = {RequestStatus.FINISHED_STOP: "stop", RequestStatus.FINISHED_LENGTH: "length"}
 
 
 class Router:
@@ -102,7 +101,7 @@ class Router:
                     log.info("model %s withdrawn: no worker can serve it", self.config.model_name)
                 if card is not None:
                     name = self.config.model_name
-                    length = self._limits(card).context_length
+                    length = Limits.of(self.config, card).context_length
                     await self.registration.show(name, self.config.model, length, model_config(name))
                     log.info("model %s is served", name)
                 shown = card
@@ -122,10 +121,6 @@ class Router:
             self._refused_tokens = 0
         self.registration.report_overload(is_full)
 
-    def _limits(self, card: ModelCard) -> Limits:
-        length = min(card.context_length, self.config.context_length or card.context_length)
-        return Limits(length, self.config.default_canvas_length)
-
     def _request_id(self, context: Context) -> str:
         """The client's id may come twice (it can be a header); ours may not."""
         return f"{context.id()}#{next(self._num_requests)}"
@@ -141,7 +136,12 @@ class Router:
         card = self._card()
         try:
             request = parse_tokens_request(
-                message, context.metadata.copy(), self._request_id(context), card, self._limits(card), time.time()
+                message,
+                context.metadata.copy(),
+                self._request_id(context),
+                card,
+                Limits.of(self.config, card),
+                time.time(),
             )
         except InvalidRequestError as error:
             self._refuse(error)
@@ -157,7 +157,7 @@ class Router:
             parsed = parse_tensor_request(message, self.text)
             options = {**parse_options(dllm_options((), context.metadata.copy())), **parsed.options}
             request = build_request(
-                self._request_id(context), parsed.prompt, options, card, self._limits(card), time.time()
+                self._request_id(context), parsed.prompt, options, card, Limits.of(self.config, card), time.time()
             )
         except InvalidRequestError as error:
             self._refuse(error)
@@ -201,7 +201,7 @@ class Router:
                             yield Piece(kept, piece, "stop", logprobs)
                             return
                         if status is not None:
-                            account.outcome = _FINISH_REASONS[status]
+                            account.outcome = FINISH_REASONS[status]
                             request.transition(status)
                             yield Piece(tokens, piece + text.finish(), account.outcome, logprobs)
                             return

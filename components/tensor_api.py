@@ -15,13 +15,12 @@ from typing import Any
 import tritonclient.grpc.model_config_pb2 as triton
 
 from backend.core.sampling_params import InvalidRequestError
-from components.request_parser import DLLM_OPTIONS, SAMPLING_FIELDS, UNSUPPORTED, refuse_unsupported
+from components.request_parser import DLLM_OPTIONS, STANDARD_OPTIONS, UNSUPPORTED, boolean, refuse_unsupported
 from components.text import TextProcessor
 
-_STANDARD = ("max_tokens", "min_tokens", *SAMPLING_FIELDS, "ignore_eos", "stop_token_ids")
 # What Dynamo's frontend and tritonclient add by themselves.
 _FRONTEND = ("streaming", "stream", "id", "triton_enable_empty_final_response")
-PARAMETERS = (*_STANDARD, "stop", "chat_template", *DLLM_OPTIONS)
+PARAMETERS = (*STANDARD_OPTIONS, "stop", "chat_template", *DLLM_OPTIONS)
 
 
 def model_config(name: str) -> bytes:
@@ -48,7 +47,7 @@ class TensorRequest:
 def parse_tensor_request(message: Mapping[str, Any], text: TextProcessor) -> TensorRequest:
     """Raises InvalidRequestError naming the tensor or parameter and what is allowed."""
     parameters = {key: _value(value) for key, value in (message.get("parameters") or {}).items()}
-    is_streaming = any([_boolean(key, parameters[key]) for key in ("stream", "streaming") if key in parameters])
+    is_streaming = any([boolean(key, parameters[key]) for key in ("stream", "streaming") if key in parameters])
     refuse_unsupported(parameters)
     options: dict[str, object] = {}
     stop: Sequence[str] = ()
@@ -57,12 +56,12 @@ def parse_tensor_request(message: Mapping[str, Any], text: TextProcessor) -> Ten
         if key == "stop":
             stop = _stop_strings(value)
         elif key == "chat_template":
-            as_chat = _boolean(key, value)
+            as_chat = boolean(key, value)
         elif key == "ignore_eos":
-            options[key] = _boolean(key, value)
+            options[key] = boolean(key, value)
         elif key == "stop_token_ids":
             options[key] = _token_ids(key, value)
-        elif key in _STANDARD or key in DLLM_OPTIONS:
+        elif key in STANDARD_OPTIONS or key in DLLM_OPTIONS:
             options[key] = value
         elif key not in _FRONTEND and key not in UNSUPPORTED:
             raise InvalidRequestError(f"parameter {key!r} is not known; allowed: {', '.join(PARAMETERS)}")
@@ -77,12 +76,6 @@ def _value(value: object) -> object:
     """Dynamo wraps each parameter as {"int64": 32}, {"string": "dual"} and so on."""
     if isinstance(value, Mapping) and len(value) == 1:
         return next(iter(value.values()))
-    return value
-
-
-def _boolean(field: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidRequestError(f"{field}={value!r} is not a boolean; allowed: true, false")
     return value
 
 

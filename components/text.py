@@ -1,11 +1,13 @@
-"""Text in and out for the KServe Tensor route, which Dynamo passes on untouched."""
+"""Text in and out where no frontend of Dynamo's does it: the KServe Tensor route, and `sangam generate`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
+from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
@@ -21,11 +23,18 @@ class TextProcessor:
 
     def __init__(self, directory: Path) -> None:
         self.tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-        self._template = _chat_template(directory)
+        path = directory / "tokenizer_config.json"
+        config = json.loads(path.read_text()) if path.exists() else {}
+        self._template = _chat_template(directory, config)
+        self._named_tokens = {name: _named_token(config.get(name)) for name in ("bos_token", "eos_token", "unk_token")}
 
     def encode(self, text: str) -> list[int]:
         """Token ids of raw text, as /v1/completions makes them."""
         return self.tokenizer.encode(text).ids
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
 
     def encode_chat(self, text: str) -> list[int]:
         """Token ids of a chat whose one user message is `text`.
@@ -35,23 +44,43 @@ class TextProcessor:
         """
         if self._template is None:
             raise InvalidRequestError("the model has no chat template; send the parameter chat_template=false")
-        rendered = self._template.render(
-            messages=[{"role": "user", "content": text}], add_generation_prompt=True, bos_token="", eos_token=""
-        )
+        return self.encode_messages([{"role": "user", "content": text}])
+
+    def encode_messages(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a chat, up to where the model's next message begins.
+
+        Raises:
+            InvalidRequestError: the model has no chat template, or its template refuses the messages.
+        """
+        if self._template is None:
+            raise InvalidRequestError("messages: the model has no chat template; send a prompt instead")
+        try:
+            rendered = self._template.render(messages=messages, add_generation_prompt=True, **self._named_tokens)
+        except TemplateError as error:
+            raise InvalidRequestError(f"messages: the model's chat template refuses them: {error}") from None
         return self.tokenizer.encode(rendered, add_special_tokens=False).ids
 
 
-def _chat_template(directory: Path):  # type: ignore[no-untyped-def]
-    source = None
-    config = directory / "tokenizer_config.json"
-    if config.exists():
-        source = json.loads(config.read_text()).get("chat_template")
+def _chat_template(directory: Path, config: Mapping[str, Any]) -> Template | None:
+    source = config.get("chat_template")
     file = directory / "chat_template.jinja"
     if file.exists():
         source = file.read_text()
     if not isinstance(source, str):
         return None
-    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(source)
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = _refuse
+    return environment.from_string(source)
+
+
+def _refuse(reason: str) -> NoReturn:
+    """What templates call for messages that they cannot render."""
+    raise TemplateError(reason)
+
+
+def _named_token(value: object) -> str:
+    """A special token as tokenizer_config.json names it: text, or an object that holds it."""
+    return str(value.get("content", "")) if isinstance(value, dict) else str(value or "")
 
 
 class TextStream:

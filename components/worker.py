@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from backend.core.prefill_scheduler import PrefillSchedulerConfig
@@ -16,11 +14,12 @@ from backend.core.sampling_params import InvalidRequestError
 from backend.core.scheduler import SchedulerConfig
 from backend.engine.async_engine import AsyncEngine
 from backend.engine.block_stream import BlockStream, BlockUpdate, EngineDeadError
-from backend.engine.engine import Engine, EngineConfig
-from backend.models.config import CheckpointError, ModelConfig
+from backend.engine.engine import Engine
+from backend.models.config import CheckpointError
+from components.checkpoint import engine_config, model_card
 from components.config import WorkerConfig
 from components.load_bus import LoadBus
-from components.protocol import BlockNews, HeldKV, LoadReport, ModelCard
+from components.protocol import BlockNews, HeldKV, LoadReport
 from components.runtime import Context, Message, Runtime
 from components.worker_metrics import WorkerMetrics
 
@@ -32,22 +31,6 @@ _IDLE_S = 1.0
 _DRAIN_REPORTS = 3
 
 ConfigT = TypeVar("ConfigT", bound=WorkerConfig)
-
-
-def model_card(directory: Path, config: ModelConfig, dtype: str) -> ModelCard:
-    """The card of a loaded checkpoint; its fingerprint covers the configuration and the weights' headers."""
-    digest = hashlib.sha256(dtype.encode())
-    for path in sorted((*directory.glob("config.json"), *directory.glob("*.safetensors"))):
-        with path.open("rb") as file:
-            digest.update(path.name.encode() + str(path.stat().st_size).encode() + file.read(1 << 20))
-    return ModelCard(
-        digest.hexdigest()[:16],
-        config.vocab_size,
-        config.mask_token_id,
-        config.eos_token_ids,
-        config.max_position,
-        config.temperature,
-    )
 
 
 class Worker(Generic[ConfigT]):
@@ -80,7 +63,7 @@ class Worker(Generic[ConfigT]):
         """Runs until it is told to stop or has drained (0), or cannot go on (1)."""
         config = self.config
         try:
-            engine = await asyncio.to_thread(Engine.from_config, self._engine_config())
+            engine = await asyncio.to_thread(Engine.from_config, engine_config(config, self.scheduler_config()))
         except (CheckpointError, RuntimeError, AssertionError) as error:  # torch without CUDA asserts
             log.error("cannot serve %s: %s", config.model, error)
             return 1
@@ -204,18 +187,6 @@ class Worker(Generic[ConfigT]):
             )
             await bus.publish(report)
             await asyncio.sleep(self.config.load_report_interval_s)
-
-    def _engine_config(self) -> EngineConfig:
-        config = self.config
-        return EngineConfig(
-            config.model,
-            self.scheduler_config(),
-            config.page_size,
-            config.kv_cache_tokens,
-            config.dtype,
-            config.device,
-            config.num_threads,
-        )
 
 
 async def _abort_when(stopped: asyncio.Future[bool], stream: BlockStream) -> None:

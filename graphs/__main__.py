@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from components.config import ConfigError
-from graphs import chat, drain, flags
+from graphs import chat, drain, flags, generate
 from graphs.colocated import COLOCATED
 from graphs.disaggregated import DISAGGREGATED
 from graphs.hybrid import HYBRID
@@ -26,6 +26,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         commands.add_parser("drain", help="let a worker finish and leave", description=drain.__doc__), GRAPHS
     )
     chat.add_arguments(commands.add_parser("chat", help="talk to a model in the terminal", description=chat.__doc__))
+    offline = commands.add_parser(
+        "generate",
+        help="answer a file of prompts without a server",
+        description=generate.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    generate.add_arguments(offline)
     arguments = parser.parse_args(argv)
     run: Callable[[argparse.Namespace], int] = arguments.run
     return run(arguments)

@@ -14,30 +14,18 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from graphs import sampling_flags
+from graphs.sampling_flags import DEFAULT_BLOCK_LENGTH, DLLM_FLAGS, STANDARD_FLAGS
+
 if TYPE_CHECKING:
     from openai import OpenAI
     from openai.types.chat import ChatCompletionMessageParam
-
-DEFAULT_BLOCK_LENGTH = 32
-# Options of diffusion models, which travel as annotations: OpenAI's API has no place for them.
-OPTIONS = {
-    "unmasking": (str, "which positions a step unmasks: threshold, factor, quota, entropy, margin, ..."),
-    "confidence_threshold": (float, "unmask what the model is at least this sure of"),
-    "factor": (float, "of the rule of that name: the larger, the more are unmasked in a step"),
-    "steps_per_block": (int, "steps that a block takes by the other rules"),
-    "block_length": (int, f"positions denoised together (default: {DEFAULT_BLOCK_LENGTH})"),
-    "canvas_length": (int, "positions of the whole response region"),
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
     parser.add_argument("--model", help="which of its models (default: the first)")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 takes the most probable token")
-    parser.add_argument("--seed", type=int, metavar="N", help="same seed, same answer")
-    for name, (kind, text) in OPTIONS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=name.upper(), help=text)
+    sampling_flags.add(parser)
     parser.set_defaults(run=run)
 
 
@@ -101,11 +89,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def request(arguments: argparse.Namespace, model: str) -> dict[str, Any]:
     """What to ask for, messages excepted; options that were not given are left to the server."""
-    body = {"model": model, "max_tokens": arguments.max_tokens}
-    body |= {"temperature": arguments.temperature, "seed": arguments.seed}
+    body = {"model": model} | {name: getattr(arguments, name) for name in STANDARD_FLAGS}
     # Token counts with every chunk: Dynamo knows the second key, the client's types do not.
     extra: dict[str, Any] = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-    options = [f"dllm.{name}:{value}" for name in OPTIONS if (value := getattr(arguments, name)) is not None]
+    options = [f"dllm.{name}:{value}" for name in DLLM_FLAGS if (value := getattr(arguments, name)) is not None]
     if options:
         extra["nvext"] = {"annotations": options}
     return {key: value for key, value in body.items() if value is not None} | {"extra_body": extra}

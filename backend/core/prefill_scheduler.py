@@ -70,8 +70,8 @@ class PrefillScheduler:
         self._drop(request)
         return request
 
-    def schedule(self) -> StepPlan | None:
-        """The next step, or None when no prefill waits or none finds pages."""
+    def schedule(self, now: float = 0.0) -> StepPlan | None:
+        """The next step, or None when no prefill waits or none finds pages; the time makes no difference."""
         admitted = tokens = 0
         for size in self._waiting.sizes:
             tokens += size

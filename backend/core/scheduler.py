@@ -132,8 +132,8 @@ class Scheduler:
             self._drop(request)
         return request
 
-    def schedule(self) -> StepPlan | None:
-        """The next step, or None when there is nothing to run."""
+    def schedule(self, now: float = 0.0) -> StepPlan | None:
+        """The next step, or None when there is nothing to run; the time makes no difference."""
         decodes = list(self._denoising.values())
         decode_tokens = self._num_steady_tokens
         decode_tokens += sum(num_query_tokens(request, self.logits_shift) for request in self._changing.values())

@@ -15,20 +15,23 @@ from backend.core.prefill_scheduler import PrefillScheduler, PrefillSchedulerCon
 from backend.core.request import Request
 from backend.core.scheduler import Scheduler, SchedulerConfig
 from backend.core.step import StepPlan, StepResult
+from backend.core.synchronized_scheduler import SynchronizedScheduler, SynchronizedSchedulerConfig
 from backend.engine.model_runner import ModelRunner
 from backend.models.loader import load_model
+
+AnySchedulerConfig = SchedulerConfig | PrefillSchedulerConfig | SynchronizedSchedulerConfig
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """Attributes:
-    scheduler: its kind makes a colocated worker's engine or a prefill worker's.
+    scheduler: its kind makes a colocated worker's engine, a prefill worker's or a baseline.
     kv_cache_tokens: capacity of the KV pool in tokens, rounded up to whole pages.
     num_threads: CPU threads of the forward.
     """
 
     model: Path
-    scheduler: SchedulerConfig | PrefillSchedulerConfig = SchedulerConfig(token_budget=2048, max_num_seqs=64)
+    scheduler: AnySchedulerConfig = SchedulerConfig(token_budget=2048, max_num_seqs=64)
     page_size: int = 16
     kv_cache_tokens: int = 65_536
     dtype: str = "float32"
@@ -37,7 +40,7 @@ class EngineConfig:
 
 
 class StepScheduler(Protocol):
-    """What the engine asks of a scheduler: see `Scheduler` and `PrefillScheduler`."""
+    """What the engine asks of a scheduler: see `Scheduler`, `PrefillScheduler` and `SynchronizedScheduler`."""
 
     pool: PagePool
 
@@ -49,7 +52,7 @@ class StepScheduler(Protocol):
     def has_work(self) -> bool: ...
     def add(self, request: Request) -> None: ...
     def abort(self, request_id: str) -> Request | None: ...
-    def schedule(self) -> StepPlan | None: ...
+    def schedule(self, now: float = 0.0) -> StepPlan | None: ...
     def update(self, plan: StepPlan, result: StepResult) -> list[Request]: ...
 
 
@@ -88,20 +91,29 @@ class Engine:
         cache = KVCache(
             shape.num_layers, pool.num_pages, pool.page_size, shape.num_kv_heads, shape.head_dim, dtype, device
         )
-        scheduler = config.scheduler
-        if isinstance(scheduler, SchedulerConfig):
-            return cls(ModelRunner(model, cache), Scheduler(scheduler, pool, shape.logits_shift))
-        return cls(ModelRunner(model, cache), PrefillScheduler(scheduler, pool))
+        return cls(ModelRunner(model, cache), new_scheduler(config.scheduler, pool, shape.logits_shift))
 
-    def step(self, on_plan: Callable[[StepPlan], Callable[[int], None]] | None = None) -> StepOutput | None:
+    def step(
+        self, on_plan: Callable[[StepPlan], Callable[[int], None]] | None = None, now: float = 0.0
+    ) -> StepOutput | None:
         """Runs one step; None when there is nothing to run.
 
         Args:
             on_plan: called with what is about to run; what it returns is called with each layer whose
                 KV is written.
+            now: seconds on a clock that only goes forward, for schedulers that wait.
         """
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(now)
         if plan is None:
             return None
         result = self.runner.run(plan, on_plan(plan) if on_plan else None)
         return StepOutput(plan, self.scheduler.update(plan, result), dict(result.errors))
+
+
+def new_scheduler(config: AnySchedulerConfig, pool: PagePool, logits_shift: int) -> StepScheduler:
+    """The scheduler of this configuration's kind, for a model of this `ModelConfig.logits_shift`."""
+    if isinstance(config, SchedulerConfig):
+        return Scheduler(config, pool, logits_shift)
+    if isinstance(config, PrefillSchedulerConfig):
+        return PrefillScheduler(config, pool)
+    return SynchronizedScheduler(config, pool, logits_shift)

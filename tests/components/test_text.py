@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -167,7 +168,7 @@ def test_after_a_stop_nothing_more_comes(tokenizer: Tokenizer) -> None:
     assert stream.finish() == ""
 
 
-def checkpoint(directory: Path, config: dict[str, str] | None = None, file: str = "") -> Path:
+def checkpoint(directory: Path, config: Mapping[str, object] | None = None, file: str = "") -> Path:
     byte_level().save(str(directory / "tokenizer.json"))
     if config is not None:
         (directory / "tokenizer_config.json").write_text(json.dumps(config))
@@ -185,6 +186,20 @@ def test_a_chat_is_rendered_by_the_checkpoints_template(tmp_path: Path) -> None:
 def test_a_template_of_its_own_file_wins(tmp_path: Path) -> None:
     text = TextProcessor(checkpoint(tmp_path, {"chat_template": "old"}, TEMPLATE))
     assert text.tokenizer.decode(text.encode_chat("hi")) == "<user>hi>"
+
+
+@pytest.mark.parametrize("bos", ["<s>", {"content": "<s>", "special": True}])
+def test_a_template_may_name_the_tokenizers_own_tokens(tmp_path: Path, bos: object) -> None:
+    config = {"chat_template": "{{ bos_token }}|{{ eos_token }}|{{ messages[1].content }}", "bos_token": bos}
+    text = TextProcessor(checkpoint(tmp_path, config))
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    assert text.tokenizer.decode(text.encode_messages(messages)) == "<s>||hi"
+
+
+def test_a_template_may_refuse_messages(tmp_path: Path) -> None:
+    text = TextProcessor(checkpoint(tmp_path, {"chat_template": "{{ raise_exception('users only') }}"}))
+    with pytest.raises(InvalidRequestError, match="chat template refuses them: users only"):
+        text.encode_messages([{"role": "system", "content": "be brief"}])
 
 
 @pytest.mark.parametrize("config", [None, {}])

@@ -69,6 +69,21 @@ def test_seats_and_pages_bound_what_is_admitted() -> None:
     assert s.pool.num_free == 3
 
 
+def test_with_one_seat_requests_run_one_after_the_other() -> None:
+    s = scheduler(seqs=1)
+    for i, name in enumerate("abc"):
+        s.add(make(name, canvas=8, arrival=float(i)))
+    order: list[str] = []
+    while s.has_work:
+        plan = next_plan(s)
+        order += names((*plan.prefills, *plan.decodes))
+        for request in s.update(plan, one_each(plan)):
+            if not request.status.is_finished:
+                request.next_block()
+                s.add(request)
+    assert "".join(order) == 8 * "a" + 8 * "b" + 8 * "c"
+
+
 def test_what_never_fits_is_refused() -> None:
     s = scheduler(pages=3)
     with pytest.raises(InvalidRequestError, match="16 tokens do not fit the KV cache of 12 tokens"):

@@ -1,0 +1,40 @@
+"""What a process that loads a checkpoint makes of its configuration and tells others of the model."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from backend.engine.engine import AnySchedulerConfig, EngineConfig
+from backend.models.config import ModelConfig
+from components.config import WorkerConfig
+from components.protocol import ModelCard
+
+
+def engine_config(config: WorkerConfig, scheduler: AnySchedulerConfig) -> EngineConfig:
+    """The engine of a worker's configuration."""
+    return EngineConfig(
+        config.model,
+        scheduler,
+        config.page_size,
+        config.kv_cache_tokens,
+        config.dtype,
+        config.device,
+        config.num_threads,
+    )
+
+
+def model_card(directory: Path, config: ModelConfig, dtype: str) -> ModelCard:
+    """The card of a loaded checkpoint; its fingerprint covers the configuration and the weights' headers."""
+    digest = hashlib.sha256(dtype.encode())
+    for path in sorted((*directory.glob("config.json"), *directory.glob("*.safetensors"))):
+        with path.open("rb") as file:
+            digest.update(path.name.encode() + str(path.stat().st_size).encode() + file.read(1 << 20))
+    return ModelCard(
+        digest.hexdigest()[:16],
+        config.vocab_size,
+        config.mask_token_id,
+        config.eos_token_ids,
+        config.max_position,
+        config.temperature,
+    )

@@ -1,0 +1,196 @@
+"""`sangam generate`: a file of prompts through the engine of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, BinaryIO
+
+from backend.core.sampling_params import InvalidRequestError
+from backend.core.scheduler import SchedulerConfig
+from backend.engine.engine import Engine
+from backend.models.config import CheckpointError
+from components.answers_file import AnswersFile, AnswersStream, NotResumableError
+from components.batch_lines import custom_id, lines, parse_line, read_fields
+from components.checkpoint import engine_config, model_card
+from components.config import ColocatedWorkerConfig, RouterConfig
+from components.generate_progress import GenerateProgress, Totals
+from components.offline import Answer, Job, OfflineBatch
+from components.protocol import ModelCard
+from components.request_parser import Limits, build_request
+from components.text import TextProcessor
+
+STREAM = "-"
+
+
+class BatchError(ValueError):
+    """The batch cannot be run as asked; the message says why."""
+
+
+def run(
+    source: str, target: str, worker: ColocatedWorkerConfig, router: RouterConfig, defaults: Mapping[str, Any]
+) -> int:
+    """Answers every line of `source` that `target` does not answer yet; the exit status.
+
+    0: all lines are answered. 1: some failed, and say why, or the engine did. 2: nothing could be done.
+    128 + signal: interrupted; the same command goes on.
+
+    Args:
+        source, target: paths, or "-" for stdin and stdout.
+        router: what it accepts is accepted here.
+        defaults: options of lines that do not name them.
+    """
+    interrupt = _Interrupt()
+    try:
+        with _opened(source) as stream, _answers(source, target) as answers:
+            num_lines = _survey(source, answers)
+            batch, text, card = _load(worker)
+            jobs = _jobs(stream, source, answers.answered, text, card, Limits.of(router, card), defaults)
+            with GenerateProgress(num_lines, len(answers.answered)) as progress:
+                totals = _answer(OfflineBatch(batch, text.tokenizer, jobs), answers, progress, interrupt)
+            before = f" ({len(answers.answered):,} were answered before)" if answers.answered else ""
+            progress.say(f"{totals.summary()}{before}")
+    except (BatchError, NotResumableError, CheckpointError) as error:
+        return _failed(str(error), 2)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            return _failed("nobody reads the answers any more", 1)
+        return _failed(f"{error.filename or target}: {error.strerror}", 2)
+    except RuntimeError as error:  # what CUDA raises; answers that were finished are in the file
+        return _failed(f"the engine failed: {error}", 1)
+    if interrupt.number:
+        how = "the same command goes on from here" if STREAM not in (source, target) else "answers so far were written"
+        return _failed(f"interrupted; {how}", 128 + interrupt.number)
+    return 1 if totals.num_failures else 0
+
+
+def _failed(reason: str, status: int) -> int:
+    print(f"sangam generate: {' '.join(reason.split())}", file=sys.stderr)
+    return status
+
+
+class _Interrupt:
+    """Ctrl-C and SIGTERM end the run between two steps; a second one ends it at once."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        signal.signal(number, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _opened(source: str) -> Iterator[BinaryIO]:
+    if source == STREAM:
+        yield sys.stdin.buffer
+    else:
+        with Path(source).open("rb") as stream:
+            yield stream
+
+
+def _answers(source: str, target: str) -> AnswersFile | AnswersStream:
+    if target == STREAM:
+        return AnswersStream()
+    path = Path(target)
+    if source == STREAM and path.exists() and path.stat().st_size:
+        raise BatchError(f"{target} holds answers already: only a run whose input is a file can be resumed")
+    if source != STREAM and path.exists() and os.path.samefile(source, target):
+        raise BatchError(f"{target} is the input, too; choose another output")
+    return AnswersFile(path)
+
+
+def _survey(source: str, answers: AnswersFile | AnswersStream) -> int | None:
+    """How many requests the input holds; None if only its end will tell.
+
+    Raises:
+        BatchError: the answers that are there belong to another input.
+    """
+    if source == STREAM:
+        return None
+    num_lines = 0
+    missing = set(answers.answered)
+    with Path(source).open("rb") as stream:
+        for index, line in lines(stream):
+            num_lines += 1
+            missing.discard(index)
+            if (known := answers.answered.get(index)) is None:
+                continue
+            found = _custom_id(line)
+            if found != known:
+                raise BatchError(
+                    f"the output answers another input: line {index + 1} is {known!r} there, {found!r} in {source}"
+                )
+    if missing:
+        raise BatchError(f"the output answers another input: {source} has no line {min(missing) + 1}")
+    return num_lines
+
+
+def _custom_id(line: bytes) -> str | None:
+    try:
+        return custom_id(read_fields(line))
+    except InvalidRequestError:
+        return None
+
+
+def _load(config: ColocatedWorkerConfig) -> tuple[Engine, TextProcessor, ModelCard]:
+    try:
+        text = TextProcessor(config.model)
+    except Exception as error:  # tokenizers raises plain Exception
+        raise BatchError(f"cannot read the tokenizer of {config.model}: {error}") from None
+    try:
+        scheduler = SchedulerConfig(config.token_budget, config.max_num_seqs)
+        engine = Engine.from_config(engine_config(config, scheduler))
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        raise BatchError(f"cannot run {config.model} on {config.device}: {error}") from None
+    return engine, text, model_card(config.model, engine.runner.model.config, config.dtype)
+
+
+def _jobs(
+    stream: BinaryIO,
+    source: str,
+    answered: Mapping[int, str | None],
+    text: TextProcessor,
+    card: ModelCard,
+    limits: Limits,
+    defaults: Mapping[str, Any],
+) -> Iterator[Job | Answer]:
+    for index, line in lines(stream):
+        if index in answered:
+            continue
+        name = None
+        try:
+            fields = read_fields(line, source.endswith(".txt"))
+            name = custom_id(fields)
+            asked = parse_line(fields, text, defaults)
+            request = build_request(str(index), asked.prompt, asked.options, card, limits, float(index))
+            yield Job(index, request, asked.stop, name)
+        except InvalidRequestError as error:
+            yield Answer(index, name, error=str(error))
+
+
+def _answer(
+    batch: OfflineBatch, answers: AnswersFile | AnswersStream, progress: GenerateProgress, interrupt: _Interrupt
+) -> Totals:
+    totals = Totals()
+    started = time.monotonic()
+    while not interrupt.number and (ended := batch.step()) is not None:
+        for answer in ended:
+            answers.write(answer)
+            totals.num_tokens += len(answer.tokens)
+            if answer.error:
+                totals.num_failures += 1
+            else:
+                totals.num_answers += 1
+        totals.num_steps, totals.num_forwards = batch.num_steps, batch.num_forwards
+        totals.seconds = time.monotonic() - started
+        progress.update(totals)
+    return totals
