@@ -28,8 +28,8 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, 20))
 
 
-def request(name: str = "r") -> Request:
-    return Request(name, [5, 6, 7], SamplingParams(2 * LENGTH, 2 * LENGTH), 0.0)
+def request(name: str = "r", **options: Any) -> Request:
+    return Request(name, [5, 6, 7], SamplingParams(2 * LENGTH, 2 * LENGTH, **options), 0.0)
 
 
 def dispatcher(workers: FakeWorkers, bus: FakeBus | None = None, **options: Any) -> Dispatcher:

@@ -112,7 +112,7 @@ def test_logprobs_of_both_attempts_stand_with_their_tokens() -> None:
             raise WorkerLostError("Disconnected")
 
         workers = FakeWorkers(w1=is_lost, w2=says(BlockNews(tokens(request()), True, logprobs=told(LENGTH))))
-        asked = request()
+        asked = request(logprobs=0)
         await complete(dispatcher(workers), asked)
         assert asked.logprobs(0, LENGTH) == told(LENGTH)
         assert asked.logprobs(3, 4) == told(7)[3:]
