@@ -36,5 +36,5 @@ def model_card(directory: Path, config: ModelConfig, dtype: str) -> ModelCard:
         config.mask_token_id,
         config.eos_token_ids,
         config.max_position,
-        config.temperature,
+        config.defaults,
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from backend.core.logprobs import TokenLogprobs
@@ -169,7 +169,7 @@ class ModelCard:
     Attributes:
         fingerprint: equal for workers that give the same answers.
         context_length: prompt + canvas in tokens, at most.
-        temperature: of requests that name none.
+        defaults: fields of `SamplingParams` of requests that do not name them.
     """
 
     fingerprint: str
@@ -177,7 +177,7 @@ class ModelCard:
     mask_token_id: int
     eos_token_ids: tuple[int, ...]
     context_length: int
-    temperature: float = 0.0
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from components.config import RouterConfig
 from components.protocol import ModelCard
 
 ANNOTATION_PREFIX = "dllm."
-DEFAULT_BLOCK_LENGTH = 32
 
 _INTEGERS = ("block_length", "canvas_length", "steps_per_block", "cache_refresh_interval", "cache_window")
 _NUMBERS = ("confidence_threshold", "factor", "remask_below")
@@ -114,12 +113,12 @@ def build_request(
     asked_ids = _stop_ids(given.pop("stop_token_ids", ()), card)
     eos_ids = [token for token in given.pop("eos_token_ids", ()) if 0 <= token < card.vocab_size]
     stop_ids = () if ignore_eos else (*card.eos_token_ids, *asked_ids, *eos_ids)
-    block_length = given.setdefault("block_length", DEFAULT_BLOCK_LENGTH)
+    given = {**_defaults(card, given), **given}
+    block_length = given.setdefault("block_length", SamplingParams.block_length)
     given.setdefault("steps_per_block", block_length)
     given.setdefault("seed", secrets.randbits(62))
     if given.get("top_k") == -1:  # all tokens, as vLLM's clients say it
         given["top_k"] = 0
-    given.setdefault("temperature", card.temperature)
     max_tokens = given.get("max_tokens")
     if "canvas_length" not in given:
         wanted = limits.default_canvas_length if max_tokens is None else max_tokens
@@ -138,6 +137,16 @@ def build_request(
             f"is over the context length of {limits.context_length} tokens; shorten the prompt or lower max_tokens"
         )
     return request
+
+
+def _defaults(card: ModelCard, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The checkpoint's, less those that were meant for another length than the request asks for."""
+    defaults = dict(card.defaults)
+    if "block_length" in given:
+        defaults.pop("steps_per_block", None)
+    if "block_length" in given or "max_tokens" in given:
+        defaults.pop("canvas_length", None)
+    return defaults
 
 
 def _stop_ids(tokens: Any, card: ModelCard) -> Sequence[int]:

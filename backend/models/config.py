@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from backend.core.sampling_params import InvalidRequestError, SamplingParams
 
 
 class CheckpointError(ValueError):
@@ -19,7 +22,7 @@ class ModelConfig:
     Attributes:
         eos_token_ids: committing one of these ends an answer.
         logits_shift: the prediction for position p is the logits' row p - logits_shift.
-        temperature: of requests that name none.
+        defaults: fields of `SamplingParams` of requests that do not name them.
     """
 
     architecture: str
@@ -37,7 +40,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     tie_embeddings: bool = False
     logits_shift: int = 0
-    temperature: float = 0.0
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def head_dim(self) -> int:
@@ -75,7 +78,7 @@ def load_config(directory: Path) -> ModelConfig:
     """Reads `config.json` of a Hugging Face checkpoint directory, and what other files add to it.
 
     `generation_config.json` and `tokenizer_config.json`, if they are there, have a say in which tokens
-    end an answer, the first also in the temperature.
+    end an answer, the first also in what a request gets that does not ask for something else.
 
     Raises:
         CheckpointError: a missing file or key, an unknown architecture, or an unsupported setting.
@@ -184,16 +187,41 @@ def _with_defaults(config: ModelConfig, directory: Path) -> ModelConfig:
     added = (tokenizer.get("added_tokens_decoder") or {}).items()
     padding = [int(i) for i, token in added if token["content"] == tokenizer.get("pad_token")]
     ends = (*config.eos_token_ids, *_ids(generation.get("eos_token_id")), *padding)
-    temperature = generation.get("temperature") or 0.0
-    if not isinstance(temperature, int | float) or not 0 <= temperature <= 2:
-        raise CheckpointError(
-            f"{directory / 'generation_config.json'}: temperature={temperature!r} is not supported; only 0 to 2 is"
-        )
     return replace(
         config,
         eos_token_ids=tuple(i for i in dict.fromkeys(ends) if i != config.mask_token_id),
-        temperature=float(temperature),
+        defaults=_request_defaults(generation, directory / "generation_config.json"),
     )
+
+
+_DRAW = ("temperature", "top_p", "top_k", "min_p")
+_DEFAULTS = (
+    *_DRAW, "block_length", "canvas_length", "unmasking", "confidence_threshold", "factor", "steps_per_block",
+    "quota_schedule", "remask_below", "cache_policy", "cache_refresh_interval", "cache_window",
+)  # fmt: skip
+# Dream's names for rules of unmasking. Its `origin` unmasks by chance, and is in its files only because
+# nobody chose anything: its own examples all ask for another.
+_DREAM_RULES = {
+    "entropy": {"unmasking": "entropy", "quota_schedule": "timesteps"},
+    "topk_margin": {"unmasking": "margin", "quota_schedule": "timesteps"},
+    "maskgit_plus": {"unmasking": "maskgit_plus", "quota_schedule": "timesteps"},
+    "confidence_threshold": {"unmasking": "threshold"},
+}
+
+
+def _request_defaults(generation: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What `generation_config.json` says, by Hugging Face's names, Dream's `alg` and our own."""
+    defaults: dict[str, Any] = dict(_DREAM_RULES.get(generation.get("alg") or "", {}))
+    defaults |= {key: generation[key] for key in _DEFAULTS if generation.get(key) is not None}
+    if generation.get("do_sample") is False:
+        defaults = {key: value for key, value in defaults.items() if key not in _DRAW}
+    try:
+        block_length = defaults.get("block_length", SamplingParams.block_length)
+        trial = {"canvas_length": block_length, "steps_per_block": block_length, **defaults}
+        SamplingParams(max_tokens=1, **trial)
+    except InvalidRequestError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    return defaults
 
 
 def _ids(value: int | list[int] | None) -> tuple[int, ...]:

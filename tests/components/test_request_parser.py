@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from backend.core.request import Request
-from backend.core.sampling_params import InvalidRequestError
+from backend.core.sampling_params import InvalidRequestError, SamplingParams
 from components.protocol import ModelCard
 from components.request_parser import (
     Limits,
@@ -30,10 +30,24 @@ def parse(metadata: dict[str, str] | None = None, **message: Any) -> Request:
     return parse_tokens_request(message, metadata or {}, "r", CARD, LIMITS, 3.0)
 
 
-def test_a_checkpoint_may_name_a_temperature() -> None:
-    warm = replace(CARD, temperature=0.2)
-    assert build_request("r", [10], {}, warm, LIMITS, 3.0).params.temperature == 0.2
-    assert build_request("r", [10], {"temperature": 0.0}, warm, LIMITS, 3.0).params.temperature == 0.0
+def test_a_checkpoint_may_name_what_a_request_does_not() -> None:
+    defaults = {
+        "temperature": 0.2,
+        "block_length": 16,
+        "steps_per_block": 16,
+        "canvas_length": 64,
+        "unmasking": "margin",
+    }
+    card = replace(CARD, defaults=defaults)
+
+    def params(**options: Any) -> SamplingParams:
+        return build_request("r", [10], options, card, LIMITS, 3.0).params
+
+    plain = params()
+    assert (plain.temperature, plain.block_length, plain.canvas_length, plain.unmasking) == (0.2, 16, 64, "margin")
+    assert params(temperature=0.0).temperature == 0.0
+    assert params(max_tokens=20).canvas_length == 32, "the answer's length was asked for"
+    assert params(block_length=8).steps_per_block == 8, "16 steps were meant for 16 positions"
 
 
 def test_options_of_annotations_and_headers() -> None:
@@ -139,8 +153,8 @@ def test_without_a_seed_each_request_gets_one_of_its_own() -> None:
         ({"logprobs": True}, "logprobs=True is out of range"),
         ({"factor": -1}, "factor=-1 is out of range; allowed: 0 to 256"),
         ({"quota_schedule": "cosine"}, "quota_schedule='cosine' is not known; allowed: even, timesteps"),
-        ({"unmasking": "all"}, "unmasking='all' is not known; allowed: threshold, factor, quota, entropy, margin, "),
-        ({"cache_policy": "all"}, "cache_policy='all' is not known; allowed: dual"),
+        ({"unmasking": "all"}, "unmasking='all' is not known; allowed: threshold, paced_threshold, factor, quota, "),
+        ({"cache_policy": "all"}, "cache_policy='all' is not known; allowed: none, prefix, dual, "),
     ],
 )
 def test_a_bad_value_is_refused_by_the_name_that_was_given(options: dict[str, Any], message: str) -> None:

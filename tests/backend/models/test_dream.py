@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +136,7 @@ def test_the_published_dream_configuration_is_read(tmp_path: Path) -> None:
     config = load_config(tmp_path)
     assert (config.hidden_size, config.num_layers, config.head_dim, config.num_kv_heads) == (3584, 28, 128, 4)
     assert (config.mask_token_id, config.eos_token_ids, config.max_position) == (151666, (151643,), 131072)
-    assert (config.logits_shift, config.temperature, config.tie_embeddings) == (1, 0.0, False)
+    assert (config.logits_shift, config.defaults, config.tie_embeddings) == (1, {}, False)
     names = [name for group in official_names(config).values() for name in group]
     assert len(names) == len(set(names)) == 28 * 12 + 3
 
@@ -155,7 +155,7 @@ def test_what_ends_an_answer_is_gathered_from_all_files(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     config = load_config(tmp_path)
     assert config.eos_token_ids == (151643, 151645, 151667)
-    assert config.temperature == 0.2
+    assert config.defaults == {"temperature": 0.2}
 
 
 def test_the_mask_never_ends_an_answer(tmp_path: Path) -> None:
@@ -165,9 +165,25 @@ def test_the_mask_never_ends_an_answer(tmp_path: Path) -> None:
     assert load_config(tmp_path).eos_token_ids == (151643,)
 
 
-@pytest.mark.parametrize("temperature", [-1, 3, "warm"])
-def test_a_temperature_that_no_request_could_name_is_refused(tmp_path: Path, temperature: object) -> None:
+def defaults(tmp_path: Path, **generation: object) -> Mapping[str, object]:
     (tmp_path / "config.json").write_text(json.dumps(DREAM_7B))
-    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": temperature}))
-    with pytest.raises(CheckpointError, match="generation_config.json: temperature"):
-        load_config(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    return load_config(tmp_path).defaults
+
+
+def test_what_a_request_gets_that_asks_for_nothing_is_read_from_the_checkpoint(tmp_path: Path) -> None:
+    assert defaults(tmp_path, alg="entropy", top_p=0.95, top_k=None, steps=512) == {
+        "unmasking": "entropy", "quota_schedule": "timesteps", "top_p": 0.95,
+    }  # fmt: skip
+    assert defaults(tmp_path, alg="origin", temperature=0.0) == {"temperature": 0.0}
+    ours = {"block_length": 16, "steps_per_block": 4, "unmasking": "quota", "cache_policy": "prefix"}
+    assert defaults(tmp_path, **ours) == ours
+    assert defaults(tmp_path, do_sample=False, temperature=0.6, block_length=16) == {"block_length": 16}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": -1}, {"temperature": 3}, {"temperature": "warm"}, {"unmasking": "all"}, {"top_p": 2}]
+)
+def test_a_default_that_no_request_could_name_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
+    with pytest.raises(CheckpointError, match=f"generation_config.json: {next(iter(wrong))}"):
+        defaults(tmp_path, **wrong)
