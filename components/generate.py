@@ -171,7 +171,7 @@ def _jobs(
             fields = read_fields(line, source.endswith(".txt"))
             name = custom_id(fields)
             asked = parse_line(fields, text, defaults)
-            request = build_request(str(index), asked.prompt, asked.options, card, limits, float(index))
+            request = build_request(str(index), asked.prompt, asked.options, card, limits, float(index), revises=True)
             yield Job(index, request, asked.stop, name)
         except InvalidRequestError as error:
             yield Answer(index, name, error=str(error))

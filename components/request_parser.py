@@ -98,10 +98,12 @@ def build_request(
     card: ModelCard,
     limits: Limits,
     arrival_time: float,
+    revises: bool = False,
 ) -> Request:
     """A validated request.
 
     Args:
+        revises: see `Request`.
         options: fields of `SamplingParams`; absent or None means the default. `ignore_eos` and
             `eos_token_ids` are understood too.
 
@@ -130,7 +132,7 @@ def build_request(
         given["max_tokens"] = given["canvas_length"]
     params = SamplingParams(**given, stop_token_ids=tuple(dict.fromkeys(stop_ids)))
     _check_prompt(prompt, card)
-    request = Request(request_id, prompt, params, arrival_time, revises=False)
+    request = Request(request_id, prompt, params, arrival_time, revises=revises)
     if request.sequence_length > limits.context_length:
         raise InvalidRequestError(
             f"prompt ({len(prompt)} tokens) + canvas ({params.canvas_length} tokens) = {request.sequence_length} "
