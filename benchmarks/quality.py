@@ -47,6 +47,7 @@ class Cell:
         exact: exact match by task, 0 to 1.
         tokens_per_forward: returned; a forward counts once for each request in it.
         positions_per_token: computed by forwards, over tokens returned.
+        answers: by task.
     """
 
     model: str
@@ -55,6 +56,12 @@ class Cell:
     exact: Mapping[str, float]
     tokens_per_forward: float
     positions_per_token: float
+    answers: Mapping[str, Sequence[str]]
+
+    def same_as(self, other: Cell) -> float:
+        """The share of answers that are the other's, right or wrong, 0 to 1."""
+        pairs = [pair for task in self.answers for pair in zip(self.answers[task], other.answers[task], strict=True)]
+        return sum(ours == theirs for ours, theirs in pairs) / len(pairs)
 
     @property
     def overall(self) -> float:
@@ -76,28 +83,37 @@ def measure(engine: Engine, model: str, policy: str, rule: str, options: Mapping
     """`each` fresh prompts of every task."""
     tokenizer = WordTokenizer()
     exact: dict[str, float] = {}
+    texts: dict[str, Sequence[str]] = {}
     num_tokens = num_forwards = num_positions = 0
     for task in TASKS:
         examples = fresh_examples(task, each, 1.0, seed=1)
         answers = engine_answers(engine, tokenizer, examples, **options)
+        texts[task] = answers.texts
         exact[task] = exact_match(answers.texts, examples)
         num_tokens += answers.num_tokens
         num_forwards += answers.num_forwards
         num_positions += answers.num_positions
-    return Cell(model, policy, rule, exact, num_tokens / max(num_forwards, 1), num_positions / max(num_tokens, 1))
+    return Cell(
+        model, policy, rule, exact, num_tokens / max(num_forwards, 1), num_positions / max(num_tokens, 1), texts
+    )
 
 
 def report(cells: Sequence[Cell], each: int) -> str:
     """One table per model."""
     parts = [
         f"Exact match on {each} fresh prompts per task, in percent. Tokens per forward: returned ones, a forward\n"
-        "counted once for each request in it. Positions per token: what was computed, over the tokens returned.\n",
+        "counted once for each request in it. Positions per token: what was computed, over the tokens returned.\n"
+        "Uncached: answers that are those of the same rule without a cache, right or wrong.\n",
     ]
     for model in dict.fromkeys(cell.model for cell in cells):
-        rows = [["cache policy", "unmasking", "overall", *TASKS, "tokens/forward", "positions/token"]]
+        rows = [["cache policy", "unmasking", "overall", *TASKS, "uncached", "tokens/forward", "positions/token"]]
+        uncached = {cell.rule: cell for cell in cells if cell.model == model and cell.policy == "none"}
         for cell in cells:
             if cell.model == model:
-                exact = (f"{100 * value:.0f}" for value in (cell.overall, *cell.exact.values()))
+                exact = (
+                    f"{100 * value:.0f}"
+                    for value in (cell.overall, *cell.exact.values(), cell.same_as(uncached[cell.rule]))
+                )
                 costs = f"{cell.tokens_per_forward:.2f}", f"{cell.positions_per_token:.0f}"
                 rows.append([cell.policy, cell.rule, *exact, *costs])
         parts.append(f"## {model}\n\n{markdown(rows)}")

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from benchmarks.plots import COLOURS, DPI
 from benchmarks.quality import Cell
 
-MARKERS = "osD^vPX<>*"
+MARKERS = "osD^vPX<>*hd"
 
 
 def trade_off(cells: Sequence[Cell], path: Path) -> None:
@@ -46,4 +46,5 @@ def _scatter(axes: Axes, cells: Sequence[Cell], cost: Callable[[Cell], float]) -
     for rule, marker in zip(rules, MARKERS, strict=False):
         axes.scatter([], [], color="#888888", marker=marker, label=rule)
     axes.set_ylabel("exact match over all tasks, %")
+    axes.set_ylim(min(axes.get_ylim()[0], 90), 100.5)
     axes.grid(alpha=0.3)
