@@ -99,7 +99,12 @@ def token_prompts(drawn: Iterator[Length], task: str, seed: int, ids: range) -> 
 
 
 def traced(name: str, seed: int, ids: range, *, scale: float = 1.0, max_total: int | None = None) -> Iterator[Question]:
-    """Questions with the lengths of a trace.
+    """Questions with the lengths of a trace: see `trace_lengths`."""
+    return token_prompts(trace_lengths(name, seed, scale=scale, max_total=max_total), Path(name).stem, seed, ids)
+
+
+def trace_lengths(name: str, seed: int, *, scale: float = 1.0, max_total: int | None = None) -> Iterator[Length]:
+    """The lengths of a trace, endless.
 
     Args:
         name: `sharegpt` or `arxiv` (generators of the paper's Table 1), or the path of a CSV file.
@@ -117,8 +122,7 @@ def traced(name: str, seed: int, ids: range, *, scale: float = 1.0, max_total: i
             raise ValueError(f"{name}: every row is over {max_total} tokens")
         drawn = lengths.shuffled(recorded, seed)
     scaled = (length.scaled(scale) for length in drawn)
-    kept = (length for length in scaled if not max_total or _total(length) <= max_total)
-    return token_prompts(kept, Path(name).stem, seed, ids)
+    return (length for length in scaled if not max_total or _total(length) <= max_total)
 
 
 def _total(length: Length) -> int:
