@@ -69,7 +69,7 @@ class Graph:
 
     def _submit(self, trip: Trip) -> None:
         block = len(trip.tokens) // trip.params.block_length
-        name = f"{trip.name}/{block}"
+        name = f"{trip.name}/{block}.1"
         request = Request(name, trip.prompt, trip.params, trip.due_s, finished_blocks=trip.tokens)
         num_tokens = cache_policy(trip.params.cache_policy).prefill_tokens(request)
         dispatch = (trip.name, block, 1)
@@ -90,9 +90,9 @@ class Graph:
                 flight.source = worker
         self._clock.after(self._timing.message_s(_MESSAGES[route.kind], flight), worker.add, flight)
 
-    def _prefilled(self, flight: Flight) -> None:
+    def _prefilled(self, flight: Flight, is_done: bool) -> None:
         self.placer.prefilled(flight.dispatch)
-        if flight.source is not None:
+        if flight.source is not None and not is_done:
             self._hand_over(flight)
 
     def _hand_over(self, flight: Flight) -> None:
@@ -112,7 +112,6 @@ class Graph:
         self.placer.source_freed(flight.dispatch)
 
     def _done(self, flight: Flight) -> None:
-        self.placer.prefilled(flight.dispatch)  # the first news of a block may be its last
         self.placer.done(flight.dispatch)
         del self._flights[flight.request.request_id], self._flight_of[flight.dispatch]
         trip, request = flight.trip, flight.request
@@ -135,17 +134,13 @@ class Graph:
             if request.block.frontier > flight.frontier:
                 flight.frontier = request.block.frontier
                 self._committed(flight.trip, now + self._hop_s)
-            if request.request_id in gone:
+            is_prefill, is_done = number < num_prefills, request.request_id in gone
+            if is_done or (is_prefill and flight.source is not None):
                 _add_seconds(flight, now)
+            if is_prefill:
+                after(timing.message_s("prefilled", flight), self._prefilled, flight, is_done)
+            if is_done:
                 after(timing.message_s("done", flight), self._done, flight)
-            elif number < num_prefills:
-                if flight.source is not None:
-                    _add_seconds(flight, now)
-                after(timing.message_s("prefilled", flight), self._prefilled, flight)
-
-    def read(self, flight: Flight) -> None:
-        assert flight.source is not None
-        self._clock.after(self._timing.message_s("read", flight), flight.source.read, flight)
 
     def freed(self, flight: Flight) -> None:
         self._clock.after(self._timing.message_s("freed", flight), self._source_freed, flight)

@@ -11,25 +11,30 @@ if TYPE_CHECKING:
     from benchmarks.simulator.flight import Flight
     from benchmarks.simulator.worker import SimWorker
 
-Message = Literal["prefill", "colocated", "decode", "prefilled", "done", "read", "freed"]
-"""Router to worker, by kind of route; a worker's news that a prefill has run, or that a block is done;
-a reader's word to the prefill worker, and that one's to the router."""
+Message = Literal["prefill", "colocated", "decode", "prefilled", "done", "freed"]
+"""To a worker, by kind of route; from one: a prefill has run, a block is done, pages that were read are free."""
 
 
 class Timing(Protocol):
     """Every delay is in seconds from now."""
 
-    def step_s(self, worker: SimWorker, plan: StepPlan) -> float:
-        """Until the worker's next step may begin."""
+    def turn_s(self, worker: SimWorker) -> float:
+        """From the end of a step, or when there was none from being asked for something, to the next step."""
         ...
 
-    def wake_s(self, worker: SimWorker) -> float:
-        """Until a worker that had nothing to do looks at what it was asked."""
+    def step_s(self, worker: SimWorker, plan: StepPlan) -> float:
+        """Until what the step has committed is known."""
         ...
 
     def message_s(self, message: Message, flight: Flight) -> float: ...
 
-    def transfer_s(self, flight: Flight) -> float: ...
+    def transfer_s(self, flight: Flight) -> float:
+        """From the start of a KV transfer until the reader has all of it."""
+        ...
+
+    def read_s(self, flight: Flight) -> float:
+        """From the start of a KV transfer until the prefill worker hears that it has ended."""
+        ...
 
 
 class Modelled:
@@ -37,8 +42,10 @@ class Modelled:
 
     def __init__(self, config: SimulatorConfig, block_length: int) -> None:
         self._config = config
-        self._hop_s = config.hop_s
         self._step_s = config.step_latency(block_length).step_s
+
+    def turn_s(self, worker: SimWorker) -> float:
+        return 0.0
 
     def step_s(self, worker: SimWorker, plan: StepPlan) -> float:
         prefills = [request.sequence_length for request in plan.prefills]
@@ -46,11 +53,11 @@ class Modelled:
         seconds = self._step_s(prefills, len(plan.decodes), context)
         return seconds + self._config.hand_over_s * len(prefills) if worker.is_prefill else seconds
 
-    def wake_s(self, worker: SimWorker) -> float:
-        return 0.0
-
     def message_s(self, message: Message, flight: Flight) -> float:
-        return self._hop_s
+        return self._config.hop_s
 
     def transfer_s(self, flight: Flight) -> float:
         return self._config.transfer_latency_s(flight.num_tokens)
+
+    def read_s(self, flight: Flight) -> float:
+        return self.transfer_s(flight) + self._config.hop_s

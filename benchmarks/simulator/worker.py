@@ -26,10 +26,6 @@ class Listener(Protocol):
         """A step has run, and these requests left by it."""
         ...
 
-    def read(self, flight: Flight) -> None:
-        """A block's KV has been read from the prefill worker."""
-        ...
-
     def freed(self, flight: Flight) -> None:
         """A prefill worker has freed what was read."""
         ...
@@ -88,7 +84,7 @@ class SimWorker:
         if not self._is_awake:
             # Not at once: what is asked at the same instant is seen by the same step.
             self._is_awake = True
-            self._clock.after(self._timing.wake_s(self), self._go_on)
+            self._clock.after(self._timing.turn_s(self), self._go_on)
 
     # What follows is what the step loop's thread does.
 
@@ -99,9 +95,7 @@ class SimWorker:
         scheduler = self.scheduler
         if isinstance(scheduler, Scheduler):
             for request in scheduler.start_transfers():
-                flight = self._flights[request.request_id]
-                flight.started_s = self._clock.now
-                self._clock.after(self._timing.transfer_s(flight), self._kv_arrived, flight)
+                self._start_transfer(self._flights[request.request_id])
         plan = scheduler.schedule()
         if plan is None:
             self._is_awake = False
@@ -123,7 +117,8 @@ class SimWorker:
         commits = [flights[r.request_id].steps[r.block.step] for r in (*plan.prefills, *plan.decodes)]
         left = self.scheduler.update(plan, StepResult(commits))
         self._listener.stepped(plan, left)
-        self._go_on()
+        # Not at once either: what comes at this very moment is seen by the next step.
+        self._clock.after(self._timing.turn_s(self), self._go_on)
 
     def _add(self, flight: Flight) -> None:
         self.scheduler.add(flight.request)
@@ -133,9 +128,11 @@ class SimWorker:
         self.scheduler.release(flight.request.request_id)
         self._listener.freed(flight)
 
-    def _kv_arrived(self, flight: Flight) -> None:
-        self._ask(self._transfer_ended, flight)
-        self._listener.read(flight)
+    def _start_transfer(self, flight: Flight) -> None:
+        assert flight.source is not None
+        flight.started_s = self._clock.now
+        self._clock.after(self._timing.transfer_s(flight), self._ask, self._transfer_ended, flight)
+        self._clock.after(self._timing.read_s(flight), flight.source.read, flight)
 
     def _transfer_ended(self, flight: Flight) -> None:
         assert isinstance(self.scheduler, Scheduler)
