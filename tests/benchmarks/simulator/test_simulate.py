@@ -128,6 +128,12 @@ def test_a_request_that_fits_no_worker_is_refused() -> None:
         simulate(of("colocated", kv_cache_tokens=2000), one(64))
 
 
+def test_on_another_gpu_the_kv_pool_is_what_its_memory_holds() -> None:
+    assert calibrated("llada-8b", "arxiv").num_pages * 16 == 90112
+    assert calibrated("llada-8b", "arxiv", gpu="h200").num_pages == 203837 // 16
+    assert calibrated("llada-8b", "arxiv", gpu="h200", kv_cache_tokens=1600).num_pages == 100
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
