@@ -65,6 +65,15 @@ class Graph:
         trip.due_s = self._clock.now
         self._submit(trip)
 
+    def check(self) -> None:
+        """Raises RuntimeError if something is left behind when nothing is due any more: a bug."""
+        pools = [worker.scheduler.pool for worker in self.workers]
+        for pool in pools:
+            pool.check()
+        num_held = sum(pool.num_pages - pool.num_free for pool in pools)
+        if self._flights or num_held or len(self.placer.ledger):
+            raise RuntimeError(f"{len(self._flights)} blocks never ended, {num_held} pages were never freed")
+
     # The router, as `Dispatcher._attempt` goes.
 
     def _submit(self, trip: Trip) -> None:

@@ -39,6 +39,7 @@ def simulate(config: SimulatorConfig, workload: Workload) -> Result:
         for trip, due_s in zip(trips, workload.arrivals_s, strict=True):
             clock.after(due_s, graph.arrive, trip)
     clock.run()
+    graph.check()
     return collect(config, workload, trips, graph)
 
 
