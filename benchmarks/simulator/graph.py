@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from backend.core.cache_policy import cache_policy
 from backend.core.ledger import Dispatch
 from backend.core.placer import Placer
 from backend.core.request import Request
@@ -80,7 +79,7 @@ class Graph:
         block = len(trip.tokens) // trip.params.block_length
         name = f"{trip.name}/{block}.1"
         request = Request(name, trip.prompt, trip.params, trip.due_s, finished_blocks=trip.tokens)
-        num_tokens = cache_policy(trip.params.cache_policy).prefill_tokens(request)
+        num_tokens = request.sequence_length
         dispatch = (trip.name, block, 1)
         flight = Flight(trip, dispatch, request, num_tokens, trip.blocks[block], self._clock.now)
         self._flights[name] = self._flight_of[dispatch] = flight
