@@ -18,23 +18,34 @@ def ignore(outcome: Outcome) -> None:
     """Shows nothing."""
 
 
+Advance = Callable[[str], None]
+"""Is told of every step, with what is to be noted beside the bar."""
+
+
 @contextlib.contextmanager
-def bar(total: int | None, label: str) -> Iterator[Answered]:
+def steps(total: int | None, label: str) -> Iterator[Advance]:
     """A bar on stderr while the block runs; nothing where stderr is no terminal.
 
     Args:
-        total: how many requests there will be; None if nobody knows.
+        total: how many steps there will be; None if nobody knows.
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    errors = TextColumn("{task.fields[errors]}", style="red")
-    with Progress(*columns, errors, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(label, total=total, errors="")
+    note = TextColumn("{task.fields[note]}", style="red")
+    with Progress(*columns, note, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(label, total=total, note="")
+        yield lambda note: progress.update(task, advance=1, note=note)
+
+
+@contextlib.contextmanager
+def bar(total: int | None, label: str) -> Iterator[Answered]:
+    """Steps that are requests; those that failed are counted beside it."""
+    with steps(total, label) as advance:
         num_errors = 0
 
         def answered(outcome: Outcome) -> None:
             nonlocal num_errors
             num_errors += bool(outcome.error)
-            progress.update(task, advance=1, errors=f"{num_errors} errors" if num_errors else "")
+            advance(f"{num_errors} errors" if num_errors else "")
 
         yield answered

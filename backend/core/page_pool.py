@@ -24,7 +24,8 @@ class PagePool:
         self.page_size = page_size
         self.num_free = num_pages
         self._runs: list[tuple[int, int]] = [(0, num_pages)]
-        self._owned: dict[Hashable, list[int]] = {}
+        self._owned: dict[Hashable, list[tuple[int, int]]] = {}
+        """Runs, too: giving pages back costs nothing for each page."""
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
@@ -36,29 +37,27 @@ class PagePool:
         if num_pages > self.num_free:
             return None
         pages: list[int] = []
+        owned = self._owned[owner] = []
         whole = next((i for i, (start, end) in enumerate(self._runs) if end - start >= num_pages), 0)
         while len(pages) < num_pages:
             start, end = self._runs.pop(whole)
             taken = min(end - start, num_pages - len(pages))
             pages.extend(range(start, start + taken))
+            owned.append((start, start + taken))
             if start + taken < end:
                 self._runs.insert(whole, (start + taken, end))
         self.num_free -= num_pages
-        self._owned[owner] = pages
         return pages
 
     def release(self, owner: Hashable) -> None:
         """Takes back all pages of `owner`. Raises PagePoolError if it holds none."""
         try:
-            pages = self._owned.pop(owner)
+            runs = self._owned.pop(owner)
         except KeyError:
             raise PagePoolError(f"{owner!r} holds no pages") from None
-        self.num_free += len(pages)
-        start = 0
-        for i in range(1, len(pages) + 1):
-            if i == len(pages) or pages[i] != pages[i - 1] + 1:
-                self._insert(pages[start], pages[i - 1] + 1)
-                start = i
+        for start, end in runs:
+            self.num_free += end - start
+            self._insert(start, end)
 
     def _insert(self, start: int, end: int) -> None:
         at = bisect_left(self._runs, (start, end))
@@ -72,6 +71,6 @@ class PagePool:
     def check(self) -> None:
         """Raises PagePoolError unless every page is free or owned exactly once."""
         free = [page for start, end in self._runs for page in range(start, end)]
-        owned = [page for pages in self._owned.values() for page in pages]
+        owned = [page for runs in self._owned.values() for start, end in runs for page in range(start, end)]
         if len(free) != self.num_free or sorted(free + owned) != list(range(self.num_pages)):
             raise PagePoolError(f"unbalanced: {self.num_free} free, runs {self._runs}, owned {self._owned}")

@@ -229,8 +229,9 @@ class Request:
         tail = self.response[first:] + self.block.committed_prefix()
         tail = tail[start - first :]
         room = self.params.max_tokens - start
-        for i, token in enumerate(tail[:room]):
-            if token in self.params.stop_token_ids and start + i >= self.params.min_tokens:
+        stop_token_ids = self.params.stop_token_ids
+        for i, token in enumerate(tail[:room] if stop_token_ids else ()):
+            if token in stop_token_ids and start + i >= self.params.min_tokens:
                 return tail[:i], RequestStatus.FINISHED_STOP
         if len(tail) >= room:
             return tail[:room], RequestStatus.FINISHED_LENGTH

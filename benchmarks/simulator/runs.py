@@ -1,0 +1,111 @@
+"""Many simulations: in parallel, each at most once, what was run before from the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from benchmarks import progress
+from benchmarks.simulator.config import SimulatorConfig
+from benchmarks.simulator.result import Result
+from benchmarks.simulator.simulate import simulate
+from benchmarks.simulator.workload import Workload
+
+_ROOT = Path(__file__).resolve().parents[2]
+_SOURCES = ("backend/core", "benchmarks/simulator", "benchmarks/metrics.py")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One simulation to be run."""
+
+    config: SimulatorConfig
+    workload: Workload
+
+    @property
+    def key(self) -> str:
+        """Names its result: two runs of one key are the same run of the same code."""
+        return hashlib.sha256(f"{_code()} {self.config!r} {self.workload!r}".encode()).hexdigest()[:32]
+
+
+def default_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sangam" / "simulator"
+
+
+def run_many(
+    runs: Sequence[Run], *, num_processes: int | None = None, folder: Path | None = None, label: str = "simulating"
+) -> list[Result]:
+    """The results in order of `runs`, with a progress bar on a terminal.
+
+    Args:
+        num_processes: None: as many as there are processors.
+        folder: of the cache; None: `default_cache()`. Whoever wants none gives a temporary one.
+
+    Raises: see `simulate`.
+    """
+    folder = folder or default_cache()
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = [run.key for run in runs]
+    results = {key: result for key in set(keys) if (result := _stored(folder / f"{key}.npz")) is not None}
+    missing = {key: run for key, run in zip(keys, runs, strict=True) if key not in results}
+    with progress.steps(len(missing), label) as advance:
+        if len(missing) == 1 or num_processes == 1:
+            for key, run in missing.items():
+                results[key] = _run(run, folder / f"{key}.npz")
+                advance("")
+        elif missing:
+            # Not forked: the progress bar has a thread.
+            with ProcessPoolExecutor(num_processes or os.cpu_count(), get_context("spawn")) as pool:
+                asked = {pool.submit(_run, run, folder / f"{key}.npz"): key for key, run in missing.items()}
+                try:
+                    for future in as_completed(asked):
+                        results[asked[future]] = future.result()
+                        advance("")
+                finally:
+                    _cancel(asked)
+    return [results[key] for key in keys]
+
+
+def _cancel(asked: dict[Future[Result], str]) -> None:
+    for future in asked:
+        future.cancel()
+
+
+def _run(run: Run, path: Path) -> Result:
+    result = simulate(run.config, run.workload)
+    with NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
+        part = Path(file.name)
+    try:
+        result.save(part)
+        part.replace(path)
+    finally:
+        with suppress(FileNotFoundError):
+            part.unlink()
+    return result
+
+
+def _stored(path: Path) -> Result | None:
+    """What a file holds; None if there is none. A broken one is as none."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return Result.load(path)
+    return None
+
+
+@cache
+def _code() -> str:
+    """A digest of all code that a result depends on."""
+    digest = hashlib.sha256()
+    for source in _SOURCES:
+        path = _ROOT / source
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.suffix in (".py", ".yaml"):
+                digest.update(f"{file.relative_to(_ROOT)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()

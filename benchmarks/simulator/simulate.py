@@ -1,0 +1,61 @@
+"""`simulate(config, workload) -> Result`: runs a workload through a graph in simulated time."""
+
+from __future__ import annotations
+
+import math
+
+from backend.core.sampling_params import SamplingParams
+from benchmarks.lengths import Length
+from benchmarks.simulator.clock import Clock
+from benchmarks.simulator.config import SimulatorConfig
+from benchmarks.simulator.denoising import END_OF_TEXT, TOKEN, Commits, commits_of
+from benchmarks.simulator.flight import Trip
+from benchmarks.simulator.graph import Graph
+from benchmarks.simulator.result import Result, collect
+from benchmarks.simulator.timing import Modelled
+from benchmarks.simulator.workload import Workload
+
+
+def simulate(config: SimulatorConfig, workload: Workload) -> Result:
+    """Runs every request to its end. The same arguments give the same result, to the last bit.
+
+    Raises:
+        ValueError: a request can never fit a worker, or the model of forwards per block cannot be: see `Lognormal`.
+    """
+    clock = Clock()
+    trips = [_trip(config, workload, index, length) for index, length in enumerate(workload.lengths)]
+    waiting = iter(trips if workload.num_clients else ())
+
+    def on_finished(trip: Trip) -> None:
+        if (then := next(waiting, None)) is not None:
+            graph.arrive(then)
+
+    horizon_s = workload.arrivals_s[-1] if workload.arrivals_s else math.inf
+    graph = Graph(config, clock, Modelled(config, workload.block_length), horizon_s, on_finished)
+    if workload.num_clients:
+        for trip, _ in zip(waiting, range(workload.num_clients), strict=False):
+            clock.after(0.0, graph.arrive, trip)
+    else:
+        for trip, due_s in zip(trips, workload.arrivals_s, strict=True):
+            clock.after(due_s, graph.arrive, trip)
+    clock.run()
+    graph.check()
+    return collect(config, workload, trips, graph)
+
+
+def _trip(config: SimulatorConfig, workload: Workload, index: int, length: Length) -> Trip:
+    block_length, canvas_length = workload.block_length, workload.canvas_of(length)
+    num_tokens = workload.num_tokens(length)
+    end = num_tokens if workload.mode == "end of text" and num_tokens < canvas_length else None
+    params = SamplingParams(
+        max_tokens=num_tokens if end is None else canvas_length,
+        canvas_length=canvas_length,
+        block_length=block_length,
+        stop_token_ids=() if end is None else (END_OF_TEXT,),
+    )
+    num_blocks = -(-(num_tokens + (end is not None)) // block_length)
+    steps = config.steps.draw(workload.seed, index, num_blocks, block_length)
+    blocks: list[tuple[Commits, ...]] = [commits_of(num_steps, block_length) for num_steps in steps]
+    if end is not None:
+        blocks[-1] = commits_of(steps[-1], block_length, end % block_length)
+    return Trip(index, str(index), (TOKEN,) * length.num_prompt_tokens, params, blocks)
