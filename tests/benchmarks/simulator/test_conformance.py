@@ -23,7 +23,7 @@ from benchmarks.simulator.flight import Flight, Trip
 from benchmarks.simulator.graph import Graph
 from benchmarks.simulator.timing import Message
 from benchmarks.simulator.worker import SimWorker
-from components.config import DEMO_MODEL
+from components.config import DEMO_MODELS
 from tests.benchmarks.simulator.recording import Recorder, Step, record
 
 NUM_REQUESTS = 40
@@ -134,7 +134,7 @@ def simulated(config: SimulatorConfig, recorder: Recorder, requests: list[Reques
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
-    return load_model(DEMO_MODEL, torch.float32, torch.device("cpu"))
+    return load_model(DEMO_MODELS["demo"], torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
