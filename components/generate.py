@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, BinaryIO
 
 from backend.core.sampling_params import InvalidRequestError
@@ -46,9 +46,8 @@ def run(
         router: what it accepts is accepted here.
         defaults: options of lines that do not name them.
     """
-    interrupt = _Interrupt()
     try:
-        with _opened(source) as stream, _answers(source, target) as answers:
+        with _Interrupt() as interrupt, _opened(source) as stream, _answers(source, target) as answers:
             num_lines = _survey(source, answers)
             batch, text, card = _load(worker)
             jobs = _jobs(stream, source, answers.answered, text, card, Limits.of(router, card), defaults)
@@ -80,8 +79,14 @@ class _Interrupt:
 
     def __init__(self) -> None:
         self.number = 0
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._note)
+
+    def __enter__(self) -> _Interrupt:
+        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.number = number
