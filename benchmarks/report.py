@@ -94,7 +94,7 @@ def latency_table(results: Sequence[Measured]) -> str:
                 str(sum(run.num_differing for run in runs)),
             )
         )
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def breakdown_table(results: Sequence[Measured]) -> str:
@@ -116,7 +116,7 @@ def breakdown_table(results: Sequence[Measured]) -> str:
             row.append(_number([sum(run.cores.get(kind, 0.0) for kind in kinds) for run in runs]))
         rows.append(row)
     unit = "block, as the workers measure it" if is_per_block else "request, as the router measures it"
-    return f"Phases of a mean {unit}; CPU in cores.\n\n{_markdown(rows)}"
+    return f"Phases of a mean {unit}; CPU in cores.\n\n{markdown(rows)}"
 
 
 def rest_s(run: Measured) -> float:
@@ -169,7 +169,7 @@ def _spread(values: Sequence[float], shown: Callable[[float], str] = "{:.2f}".fo
     return mean if len(values) == 1 else f"{mean} ({shown(min(values))} to {shown(max(values))})"
 
 
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
+def markdown(rows: Sequence[Sequence[str]]) -> str:
     """Aligned also as plain text."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [

@@ -91,7 +91,7 @@ class Engine:
         cache = KVCache(
             shape.num_layers, pool.num_pages, pool.page_size, shape.num_kv_heads, shape.head_dim, dtype, device
         )
-        return cls(ModelRunner(model, cache), _scheduler(config.scheduler, pool))
+        return cls(ModelRunner(model, cache), new_scheduler(config.scheduler, pool))
 
     def step(
         self, on_plan: Callable[[StepPlan], Callable[[int], None]] | None = None, now: float = 0.0
@@ -110,7 +110,8 @@ class Engine:
         return StepOutput(plan, self.scheduler.update(plan, result), dict(result.errors))
 
 
-def _scheduler(config: AnySchedulerConfig, pool: PagePool) -> StepScheduler:
+def new_scheduler(config: AnySchedulerConfig, pool: PagePool) -> StepScheduler:
+    """The scheduler of this configuration's kind."""
     if isinstance(config, SchedulerConfig):
         return Scheduler(config, pool)
     if isinstance(config, PrefillSchedulerConfig):
