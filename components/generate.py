@@ -38,7 +38,7 @@ def run(
 ) -> int:
     """Answers every line of `source` that `target` does not answer yet; the exit status.
 
-    0: all lines are answered. 1: some failed, and say why, or the engine did. 2: nothing could be done.
+    0: all lines are answered. 1: some failed, and say why. 2: nothing could be done.
     128 + signal: interrupted; the same command goes on.
 
     Args:
@@ -49,10 +49,10 @@ def run(
     try:
         with _Interrupt() as interrupt, _opened(source) as stream, _answers(source, target) as answers:
             num_lines = _survey(source, answers)
-            batch, text, card = _load(worker)
+            engine, text, card = _load(worker)
             jobs = _jobs(stream, source, answers.answered, text, card, Limits.of(router, card), defaults)
             with GenerateProgress(num_lines, len(answers.answered)) as progress:
-                totals = _answer(OfflineBatch(batch, text.tokenizer, jobs), answers, progress, interrupt)
+                totals = _answer(OfflineBatch(engine, text.tokenizer, jobs), answers, progress, interrupt)
             before = f" ({len(answers.answered):,} were answered before)" if answers.answered else ""
             progress.say(f"{totals.summary()}{before}")
     except (BatchError, NotResumableError, CheckpointError) as error:
@@ -61,8 +61,6 @@ def run(
         if isinstance(error, BrokenPipeError):
             return _failed("nobody reads the answers any more", 1)
         return _failed(f"{error.filename or target}: {error.strerror}", 2)
-    except RuntimeError as error:  # what CUDA raises; answers that were finished are in the file
-        return _failed(f"the engine failed: {error}", 1)
     if interrupt.number:
         how = "the same command goes on from here" if STREAM not in (source, target) else "answers so far were written"
         return _failed(f"interrupted; {how}", 128 + interrupt.number)
