@@ -123,7 +123,7 @@ def _asked(fields: Mapping[str, Any]) -> Fields:
             asked[name] = value
     refuse_unsupported(asked)
     for key in list(asked):
-        if key in _UNSERVED and not any(asked[key] is nothing or asked[key] == nothing for nothing in _UNSERVED[key]):
+        if not _asks_nothing(asked[key], _UNSERVED.get(key, (asked[key],))):
             raise InvalidRequestError(f"{key}={_short(asked[key])} is not supported offline; leave it out")
         if key in _UNSERVED or key in UNSUPPORTED or key in _IGNORED or asked[key] is None:
             del asked[key]
@@ -134,6 +134,10 @@ def _asked(fields: Mapping[str, Any]) -> Fields:
     if not isinstance(asked.get("stop_token_ids", []), list):
         raise InvalidRequestError(f"stop_token_ids={_short(asked['stop_token_ids'])} is not a list of token ids")
     return asked | parse_options(dllm_options(annotations, {}))
+
+
+def _asks_nothing(value: object, nothings: tuple[object, ...]) -> bool:
+    return any(type(value) is type(nothing) and value == nothing for nothing in nothings)  # 0 is not False
 
 
 def _body(fields: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, BinaryIO
 
 from backend.core.sampling_params import InvalidRequestError
@@ -38,7 +38,7 @@ def run(
 ) -> int:
     """Answers every line of `source` that `target` does not answer yet; the exit status.
 
-    0: all lines are answered. 1: some failed, and say why, or the engine did. 2: nothing could be done.
+    0: all lines are answered. 1: some failed, and say why. 2: nothing could be done.
     128 + signal: interrupted; the same command goes on.
 
     Args:
@@ -46,14 +46,13 @@ def run(
         router: what it accepts is accepted here.
         defaults: options of lines that do not name them.
     """
-    interrupt = _Interrupt()
     try:
-        with _opened(source) as stream, _answers(source, target) as answers:
+        with _Interrupt() as interrupt, _opened(source) as stream, _answers(source, target) as answers:
             num_lines = _survey(source, answers)
-            batch, text, card = _load(worker)
+            engine, text, card = _load(worker)
             jobs = _jobs(stream, source, answers.answered, text, card, Limits.of(router, card), defaults)
             with GenerateProgress(num_lines, len(answers.answered)) as progress:
-                totals = _answer(OfflineBatch(batch, text.tokenizer, jobs), answers, progress, interrupt)
+                totals = _answer(OfflineBatch(engine, text.tokenizer, jobs), answers, progress, interrupt)
             before = f" ({len(answers.answered):,} were answered before)" if answers.answered else ""
             progress.say(f"{totals.summary()}{before}")
     except (BatchError, NotResumableError, CheckpointError) as error:
@@ -62,8 +61,6 @@ def run(
         if isinstance(error, BrokenPipeError):
             return _failed("nobody reads the answers any more", 1)
         return _failed(f"{error.filename or target}: {error.strerror}", 2)
-    except RuntimeError as error:  # what CUDA raises; answers that were finished are in the file
-        return _failed(f"the engine failed: {error}", 1)
     if interrupt.number:
         how = "the same command goes on from here" if STREAM not in (source, target) else "answers so far were written"
         return _failed(f"interrupted; {how}", 128 + interrupt.number)
@@ -80,8 +77,14 @@ class _Interrupt:
 
     def __init__(self) -> None:
         self.number = 0
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._note)
+
+    def __enter__(self) -> _Interrupt:
+        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.number = number
