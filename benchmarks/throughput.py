@@ -37,7 +37,7 @@ from backend.models.loader import load_model, new_model
 from benchmarks import workload
 from benchmarks.demo_model.tasks import TASKS
 from benchmarks.report import markdown
-from components.config import DEMO_MODEL
+from components.config import DEMO_MODELS
 from components.offline import LOOK_AHEAD, Job, OfflineBatch
 
 GOAL_IN_FLIGHT, GOAL_SERIAL, GOAL_SYNCHRONIZED = 16, 4.0, 1.5
@@ -102,7 +102,7 @@ class Case:
 
 def demo_case(count: int, steps_per_block: int, seed: int) -> Case:
     """The demonstration model's six tasks: answers of 1 to 100 tokens, prompts of 4 to 400."""
-    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(DEMO_MODELS["demo"] / "tokenizer.json"))
     questions = list(itertools.islice(workload.demo_tasks(list(TASKS), seed), count))
     quota = {"unmasking": "quota", "steps_per_block": steps_per_block} if steps_per_block else {}
 
@@ -114,7 +114,9 @@ def demo_case(count: int, steps_per_block: int, seed: int) -> Case:
             yield Job(i, Request(str(i), prompt, params, float(i)))
 
     how = f"{steps_per_block} steps per block" if steps_per_block else "threshold 0.9"
-    return Case(f"demonstration model, {how}", load_model(DEMO_MODEL, torch.float32, torch.device("cpu")), jobs)
+    return Case(
+        f"demonstration model, {how}", load_model(DEMO_MODELS["demo"], torch.float32, torch.device("cpu")), jobs
+    )
 
 
 def larger_case(count: int, steps_per_block: int, seed: int) -> Case:
@@ -168,7 +170,7 @@ def measure(case: Case, in_flights: Sequence[int], repeats: int) -> dict[tuple[s
     cache = KVCache(
         shape.num_layers, 4096, PAGE_SIZE, shape.num_kv_heads, shape.head_dim, torch.float32, torch.device("cpu")
     )
-    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(DEMO_MODELS["demo"] / "tokenizer.json"))
     clock = Clock(case.model)
     todo = {(SERIAL, 1): ways(1)[SERIAL]}
     todo |= {(way, n): ways(n)[way] for n in in_flights for way in (SYNCHRONIZED, SANGAM)}

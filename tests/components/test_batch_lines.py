@@ -8,12 +8,12 @@ import pytest
 
 from backend.core.sampling_params import InvalidRequestError
 from components.batch_lines import MAX_LINE_BYTES, Line, custom_id, lines, parse_line, read_fields
-from components.config import DEMO_MODEL
+from components.config import DEMO_MODELS
 from components.protocol import ModelCard
 from components.request_parser import Limits, build_request
 from components.text import TextProcessor
 
-TEXT = TextProcessor(DEMO_MODEL)
+TEXT = TextProcessor(DEMO_MODELS["demo"])
 CARD = ModelCard("abc", vocab_size=696, mask_token_id=2, eos_token_ids=(1,), context_length=512)
 
 

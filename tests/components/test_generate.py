@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from components.config import DEMO_MODEL
+from components.config import DEMO_MODELS
 from graphs.__main__ import main
 from tests.e2e.reference import Reference
 
@@ -27,7 +27,7 @@ SLOW = ("--unmasking", "quota", "--max-tokens", "32")
 
 @pytest.fixture(scope="module")
 def reference() -> Reference:
-    return Reference(DEMO_MODEL)
+    return Reference(DEMO_MODELS["demo"])
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:

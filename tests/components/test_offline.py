@@ -14,23 +14,23 @@ from backend.core.sampling_params import SamplingParams
 from backend.core.scheduler import SchedulerConfig
 from backend.core.synchronized_scheduler import SynchronizedSchedulerConfig
 from backend.engine.engine import AnySchedulerConfig, Engine, EngineConfig
-from components.config import DEMO_MODEL
+from components.config import DEMO_MODELS
 from components.offline import Answer, Job, OfflineBatch
 from components.text import TextProcessor
 from tests.e2e.reference import END, Reference
 
-TEXT = TextProcessor(DEMO_MODEL)
+TEXT = TextProcessor(DEMO_MODELS["demo"])
 SANGAM = SchedulerConfig(600, 64)
 PROMPTS = ("count from 7 to 40", "spell pear", "write 147 in words", "what is 31 plus 7?", "count from 2 to 60")
 
 
 @pytest.fixture(scope="module")
 def reference() -> Reference:
-    return Reference(DEMO_MODEL)
+    return Reference(DEMO_MODELS["demo"])
 
 
 def engine(config: AnySchedulerConfig = SANGAM, tokens: int = 4096) -> Engine:
-    return Engine.from_config(EngineConfig(DEMO_MODEL, config, kv_cache_tokens=tokens))
+    return Engine.from_config(EngineConfig(DEMO_MODELS["demo"], config, kv_cache_tokens=tokens))
 
 
 def job(index: int, prompt: str, stop: tuple[str, ...] = (), max_tokens: int = 128, **params: Any) -> Job:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from components.config import DEMO_MODEL
+from components.config import DEMO_MODELS
 from graphs import generate
 from graphs.__main__ import main
 
@@ -32,7 +32,7 @@ def test_defaults(seen: list[tuple[Any, ...]]) -> None:
     assert main(["generate", "in.jsonl", "out.jsonl"]) == 7
     source, target, worker, router, options = seen[0]
     assert (source, target, options) == ("in.jsonl", "out.jsonl", {})
-    assert (worker.model, worker.token_budget, router.default_canvas_length) == (DEMO_MODEL, 2048, 128)
+    assert (worker.model, worker.token_budget, router.default_canvas_length) == (DEMO_MODELS["demo"], 2048, 128)
     assert worker.max_num_seqs >= worker.kv_cache_tokens  # pages are the only bound
 
 
