@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
+from tests.e2e.kserve import Kserve
 from tests.e2e.reference import Answer, Reference
 from tests.e2e.served import MODEL_NAME, Served
 
@@ -99,6 +100,42 @@ def test_logprobs_of_blocks_that_were_handed_over(disaggregated_graph: Served, c
     logprobs = reply.choices[0].logprobs
     assert logprobs is not None and logprobs.content is not None
     _agree(logprobs.content, expected, chaotic_reference, 2)
+
+
+@pytest.mark.parametrize("num_top", [0, 3])
+def test_logprobs_over_kserve_are_those_of_the_openai_api(graph: Served, reference: Reference, num_top: int) -> None:
+    expected = reference.chat(PROMPT, 80, logprobs=num_top)
+    reply = graph.openai.chat.completions.create(
+        model=MODEL_NAME, messages=MESSAGES, max_tokens=80, logprobs=True, top_logprobs=num_top
+    )
+    assert reply.choices[0].logprobs is not None
+    said = reply.choices[0].logprobs.content or []
+    with Kserve(graph.grpc) as kserve:
+        streamed, num_responses = kserve.stream(PROMPT, max_tokens=80, logprobs=num_top)
+        unary = kserve.infer(PROMPT, max_tokens=80, logprobs=num_top)
+        assert kserve.infer(PROMPT, max_tokens=80).logprobs == ()
+    assert num_responses > 1
+    for answer in (unary, streamed):
+        assert answer.tokens == expected.tokens
+        assert [of.logprob for of in answer.logprobs] == pytest.approx([of.logprob for of in said], abs=1e-5)
+        for of, other, known in zip(answer.logprobs, said, expected.logprobs, strict=True):
+            assert [token for token, _ in of.top] == [token for token, _ in known.top]
+            # With none asked for, Dynamo's frontend lists the token itself.
+            tops = [top.logprob for top in other.top_logprobs][:num_top]
+            assert [lp for _, lp in of.top] == pytest.approx(tops, abs=1e-5)
+
+
+def test_logprobs_over_kserve_of_blocks_that_were_handed_over(
+    disaggregated_graph: Served, chaotic_reference: Reference
+) -> None:
+    expected = chaotic_reference.chat(PROMPT, 80, logprobs=2, confidence_threshold=0.5)
+    with Kserve(disaggregated_graph.grpc) as kserve:
+        answer = kserve.infer(PROMPT, max_tokens=80, logprobs=2, confidence_threshold=0.5)
+    assert answer.tokens == expected.tokens
+    assert [of.logprob for of in answer.logprobs] == pytest.approx([of.logprob for of in expected.logprobs], abs=1e-4)
+    assert [[token for token, _ in of.top] for of in answer.logprobs] == [
+        [token for token, _ in of.top] for of in expected.logprobs
+    ]
 
 
 def test_min_tokens_and_stop_tokens(graph: Served, reference: Reference) -> None:
