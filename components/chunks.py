@@ -28,6 +28,14 @@ class Piece:
     finish_reason: str = ""
     logprobs: Sequence[TokenLogprobs] = ()
 
+    def __add__(self, then: Piece) -> Piece:
+        return Piece(
+            self.tokens + then.tokens,
+            self.text + then.text,
+            then.finish_reason,
+            (*self.logprobs, *then.logprobs),
+        )
+
 
 def chunk(piece: Piece, tokenizer: Tokenizer) -> dict[str, Any]:
     """One chunk of the frontend's stream."""

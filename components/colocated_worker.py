@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from backend.core.queries import is_whole
+from backend.core.request import Request
 from backend.core.sampling_params import InvalidRequestError
 from backend.core.scheduler import SchedulerConfig
 from backend.engine.async_engine import AsyncEngine
@@ -31,6 +33,7 @@ class ColocatedWorker(Worker[ColocatedWorkerConfig]):
 
     def new_engine(self, engine: Engine, worker_id: int) -> AsyncEngine:
         self._cache = engine.runner.cache
+        self._logits_shift = engine.runner.model.config.logits_shift
         return AsyncEngine(engine)
 
     async def serve_more(self, runtime: Runtime) -> list[asyncio.Future[Any]]:
@@ -55,7 +58,7 @@ class ColocatedWorker(Worker[ColocatedWorkerConfig]):
         pull = None
         if held is not None:
             try:
-                pull = await self._reader(held)
+                pull = await self._reader(request, held)
             except TransferError as error:
                 self.metrics.ended("lost")
                 yield BlockNews((), True, error=f"KV transfer: {error}", is_retryable=True).to_wire()
@@ -67,15 +70,18 @@ class ColocatedWorker(Worker[ColocatedWorkerConfig]):
             async for news in self.news(stream):
                 yield news.to_wire()
 
-    async def _reader(self, held: HeldKV) -> Pull:
+    async def _reader(self, request: Request, held: HeldKV) -> Pull:
         timeout_s = self.config.kv_transfer_timeout_s
         transfer, source = await self._sources.get(held.worker_id, timeout_s)
+        # If the next step computes all KV anew, one page is read to tell the source that it may free them all.
+        is_unused = not held.is_running and is_whole(request, self._logits_shift)
 
         def pull(pages: Sequence[int]) -> Future[TransferStats]:
+            num_read = 1 if is_unused else len(pages)
             return transfer.pull(
                 source,
-                held.pages,
-                pages,
+                held.pages[:num_read],
+                pages[:num_read],
                 stamp=held.stamp,
                 key=held.key,
                 timeout_s=timeout_s,

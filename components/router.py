@@ -167,12 +167,12 @@ class Router:
         async with aclosing(self._answer(request, parsed.stop, context)) as answer:
             async for piece in answer:
                 count += len(piece.tokens)
-                held = Piece(held.tokens + piece.tokens, held.text + piece.text, piece.finish_reason)
+                held = held + piece
                 if held.finish_reason:
                     usage = {"prompt_tokens": len(request.prompt), "completion_tokens": count}
-                    yield tensor_response(model, held.text, held.tokens, held.finish_reason, usage)
+                    yield tensor_response(model, held, request.params.logprobs, usage)
                 elif parsed.is_streaming:
-                    yield tensor_response(model, held.text, held.tokens)
+                    yield tensor_response(model, held, request.params.logprobs)
                     held = Piece([], "")
 
     def _refuse(self, error: InvalidRequestError) -> NoReturn:

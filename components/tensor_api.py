@@ -2,8 +2,9 @@
 
 Dynamo's own text route drops all request parameters, so the router tokenizes by itself. In:
 `text_input` (BYTES [1]), or `input_ids` (INT64 [n]); options as request parameters. Out: `text_output`
-(BYTES [1]), `output_ids` (INT64 [n]) and, in the last response, `finish_reason` and `usage` as
-response parameters.
+(BYTES [1]), `output_ids` (INT64 [n]), with the parameter `logprobs` = k also `logprobs` (FP32 [n]),
+`top_token_ids` (INT64 [n, k]) and `top_logprobs` (FP32 [n, k]), and, in the last response,
+`finish_reason` and `usage` as response parameters.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Any
 import tritonclient.grpc.model_config_pb2 as triton
 
 from backend.core.sampling_params import InvalidRequestError
+from components.chunks import Piece
 from components.request_parser import DLLM_OPTIONS, STANDARD_OPTIONS, UNSUPPORTED, boolean, refuse_unsupported
 from components.text import TextProcessor
 
 # What Dynamo's frontend and tritonclient add by themselves.
 _FRONTEND = ("streaming", "stream", "id", "triton_enable_empty_final_response")
-PARAMETERS = (*STANDARD_OPTIONS, "stop", "chat_template", *DLLM_OPTIONS)
+_STANDARD = (*STANDARD_OPTIONS, "logprobs")
+PARAMETERS = (*_STANDARD, "stop", "chat_template", *DLLM_OPTIONS)
 
 
 def model_config(name: str) -> bytes:
@@ -28,8 +31,14 @@ def model_config(name: str) -> bytes:
     config = triton.ModelConfig(name=name, platform="dynamo")
     for tensor, kind in (("text_input", triton.TYPE_STRING), ("input_ids", triton.TYPE_INT64)):
         config.input.append(triton.ModelInput(name=tensor, data_type=kind, dims=[-1], optional=True))
-    for tensor, kind in (("text_output", triton.TYPE_STRING), ("output_ids", triton.TYPE_INT64)):
-        config.output.append(triton.ModelOutput(name=tensor, data_type=kind, dims=[-1]))
+    for tensor, kind, rank in (
+        ("text_output", triton.TYPE_STRING, 1),
+        ("output_ids", triton.TYPE_INT64, 1),
+        ("logprobs", triton.TYPE_FP32, 1),
+        ("top_token_ids", triton.TYPE_INT64, 2),
+        ("top_logprobs", triton.TYPE_FP32, 2),
+    ):
+        config.output.append(triton.ModelOutput(name=tensor, data_type=kind, dims=[-1] * rank))
     config.model_transaction_policy.decoupled = True
     return bytes(config.SerializeToString())
 
@@ -61,7 +70,7 @@ def parse_tensor_request(message: Mapping[str, Any], text: TextProcessor) -> Ten
             options[key] = boolean(key, value)
         elif key == "stop_token_ids":
             options[key] = _token_ids(key, value)
-        elif key in STANDARD_OPTIONS or key in DLLM_OPTIONS:
+        elif key in _STANDARD or key in DLLM_OPTIONS:
             options[key] = value
         elif key not in _FRONTEND and key not in UNSUPPORTED:
             raise InvalidRequestError(f"parameter {key!r} is not known; allowed: {', '.join(PARAMETERS)}")
@@ -119,22 +128,30 @@ def _prompt(tensors: Mapping[str, Any], text: TextProcessor, as_chat: bool) -> S
 
 
 def tensor_response(
-    model: str, text: str, tokens: Sequence[int], finish_reason: str = "", usage: Mapping[str, int] | None = None
+    model: str, piece: Piece, num_top: int | None = None, usage: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """One response in the form that Dynamo's KServe frontend takes."""
+    """One response in the form that Dynamo's KServe frontend takes.
+
+    `num_top`: as asked for by `logprobs`, None if they were not.
+    """
     parameters: dict[str, Any] = {key: {"int64": value} for key, value in (usage or {}).items()}
-    if finish_reason:
-        parameters["finish_reason"] = {"string": finish_reason}
-    return {
-        "model": model,
-        "tensors": [
-            _tensor("text_output", "Bytes", [list(text.encode())]),
-            _tensor("output_ids", "Int64", list(tokens)),
-        ],
-        "parameters": parameters,
-    }
+    if piece.finish_reason:
+        parameters["finish_reason"] = {"string": piece.finish_reason}
+    tensors = [
+        _tensor("text_output", "Bytes", [list(piece.text.encode())]),
+        _tensor("output_ids", "Int64", list(piece.tokens)),
+    ]
+    if num_top is not None:
+        top = [pair for of in piece.logprobs for pair in of.top]
+        shape = (len(piece.logprobs), num_top)
+        tensors += [
+            _tensor("logprobs", "Float32", [of.logprob for of in piece.logprobs]),
+            _tensor("top_token_ids", "Int64", [token for token, _ in top], shape),
+            _tensor("top_logprobs", "Float32", [logprob for _, logprob in top], shape),
+        ]
+    return {"model": model, "tensors": tensors, "parameters": parameters}
 
 
-def _tensor(name: str, kind: str, values: list[Any]) -> dict[str, Any]:
-    metadata = {"name": name, "data_type": kind, "shape": [len(values)]}
+def _tensor(name: str, kind: str, values: list[Any], shape: Sequence[int] = ()) -> dict[str, Any]:
+    metadata = {"name": name, "data_type": kind, "shape": list(shape or [len(values)])}
     return {"metadata": metadata, "data": {"data_type": kind, "values": values}}

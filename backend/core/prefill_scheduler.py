@@ -92,7 +92,7 @@ class PrefillScheduler:
         ran: Sequence[Request] = plan.prefills
         for request, commits in zip(ran, result.commits, strict=True):
             name = request.request_id
-            if request.apply(commits, name in result.errors, result.logprobs.get(name, ())):
+            if request.apply(commits, result.errors.get(name), result.logprobs.get(name, ())):
                 self._drop(request)
                 left.append(request)
             else:

@@ -153,6 +153,8 @@ class Request:
         self._revises = revises and params.remask_below > 0
         self.block = self._new_block(len(finished_blocks) // params.block_length, attempt, known)
         self.pages: list[int] = []
+        self.error: str | None = None
+        """Why it failed, with FINISHED_ERROR."""
         if prefilled is not None:
             self.commit(prefilled, prefilled_logprobs)
             self.status = RequestStatus.WAITING_FOR_KV
@@ -189,12 +191,15 @@ class Request:
         return self.block.frontier > before
 
     def apply(
-        self, commits: Sequence[tuple[int, int]], has_failed: bool, logprobs: Sequence[TokenLogprobs] = ()
+        self, commits: Sequence[tuple[int, int]], error: str | None = None, logprobs: Sequence[TokenLogprobs] = ()
     ) -> bool:
-        """Takes in one step on a worker; True if the request leaves it: failed, ended, or block done."""
-        if has_failed:
-            self.transition(RequestStatus.FINISHED_ERROR)
-            return True
+        """Takes in one step on a worker; True if the request leaves it: failed, ended, or block done.
+
+        A block that is not done after all steps that it can need (`max_steps_per_block`) fails: it would
+        never be.
+        """
+        if error is not None:
+            return self._fail(error)
         has_moved = self.commit(commits, logprobs)
         if self._revises and not self.block.num_masked:
             if self._doubtful():
@@ -204,7 +209,15 @@ class Request:
         if end is not None:
             self.transition(end)
             return True
-        return not self.block.num_masked
+        block = self.block
+        if block.num_masked and block.step >= self.params.max_steps_per_block:
+            return self._fail(f"block {block.index} still has {block.num_masked} masks after {block.step} steps")
+        return not block.num_masked
+
+    def _fail(self, error: str) -> bool:
+        self.error = error
+        self.transition(RequestStatus.FINISHED_ERROR)
+        return True
 
     def _doubtful(self) -> list[int]:
         """Offsets that were committed with a probability below `remask_below`, if they may still be taken back."""

@@ -117,6 +117,12 @@ class SamplingParams:
             )
 
     @property
+    def max_steps_per_block(self) -> int:
+        """No block takes more: each step commits a position, at most twice the same (`remask_below`),
+        but for those of "timesteps" whose share is nothing."""
+        return 2 * self.block_length + self.steps_per_block
+
+    @property
     def policy(self) -> CachePolicy:
         return CACHE_POLICIES[self.cache_policy]
 

@@ -168,7 +168,7 @@ class Scheduler:
         ran: Sequence[Request] = (*plan.prefills, *plan.decodes)
         for request, commits in zip(ran, result.commits, strict=True):
             name = request.request_id
-            if not request.apply(commits, name in result.errors, result.logprobs.get(name, ())):
+            if not request.apply(commits, result.errors.get(name), result.logprobs.get(name, ())):
                 if request.status is RequestStatus.PREFILLING or name in self._changing:
                     self._next_step(request)
                 continue

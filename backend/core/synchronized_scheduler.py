@@ -125,7 +125,7 @@ class SynchronizedScheduler:
         ran: Sequence[Request] = (*plan.prefills, *plan.decodes)
         for request, commits in zip(ran, result.commits, strict=True):
             name = request.request_id
-            if request.apply(commits, name in result.errors, result.logprobs.get(name, ())):
+            if request.apply(commits, result.errors.get(name), result.logprobs.get(name, ())):
                 self._drop(request)
                 if request.status.is_finished:
                     self._members.discard(name)

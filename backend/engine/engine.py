@@ -107,7 +107,8 @@ class Engine:
         if plan is None:
             return None
         result = self.runner.run(plan, on_plan(plan) if on_plan else None)
-        return StepOutput(plan, self.scheduler.update(plan, result), dict(result.errors))
+        left = self.scheduler.update(plan, result)
+        return StepOutput(plan, left, {r.request_id: r.error for r in left if r.error is not None})
 
 
 def new_scheduler(config: AnySchedulerConfig, pool: PagePool, logits_shift: int) -> StepScheduler:

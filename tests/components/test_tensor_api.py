@@ -8,7 +8,9 @@ import pytest
 import tritonclient.grpc.model_config_pb2 as triton
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from backend.core.logprobs import TokenLogprobs
 from backend.core.sampling_params import InvalidRequestError
+from components.chunks import Piece
 from components.request_parser import DLLM_OPTIONS
 from components.tensor_api import TensorRequest, model_config, parse_tensor_request, tensor_response
 from components.text import TextProcessor
@@ -67,6 +69,7 @@ def test_parameters_become_options(text: TextProcessor) -> None:
         ignore_eos=True,
         block_length=16,
         unmasking="quota",
+        logprobs=2,
     )
     assert request.options == {
         "max_tokens": 7,
@@ -76,6 +79,7 @@ def test_parameters_become_options(text: TextProcessor) -> None:
         "ignore_eos": True,
         "block_length": 16,
         "unmasking": "quota",
+        "logprobs": 2,
     }
 
 
@@ -130,7 +134,6 @@ def test_bad_inputs_are_refused(text: TextProcessor, tensors: list[dict[str, Any
         ({"presence_penalty": 0.5}, "presence_penalty=0.5 is not supported; leave it out or send 0"),
         ({"n": 2}, "n=2 is not supported"),
         ({"stop_token_ids": "7;9"}, "stop_token_ids='7;9' is no list of token ids; write them as 7,9"),
-        ({"logprobs": 3}, "parameter 'logprobs' is not known"),
     ],
 )
 def test_bad_parameters_are_refused(text: TextProcessor, parameters: dict[str, Any], message: str) -> None:
@@ -139,7 +142,8 @@ def test_bad_parameters_are_refused(text: TextProcessor, parameters: dict[str, A
 
 
 def test_a_response() -> None:
-    response = tensor_response("m", "né", [5, 6], "stop", {"prompt_tokens": 3, "completion_tokens": 2})
+    usage = {"prompt_tokens": 3, "completion_tokens": 2}
+    response = tensor_response("m", Piece([5, 6], "né", "stop"), usage=usage)
     assert response["model"] == "m"
     out, ids = response["tensors"]
     assert bytes(out["data"]["values"][0]).decode() == "né" and out["metadata"]["shape"] == [1]
@@ -152,14 +156,36 @@ def test_a_response() -> None:
 
 
 def test_a_response_on_the_way_has_no_finish_reason() -> None:
-    assert tensor_response("m", "", [])["parameters"] == {}
+    assert tensor_response("m", Piece([], ""))["parameters"] == {}
+
+
+@pytest.mark.parametrize("num_top", [0, 2])
+def test_logprobs_are_tensors_of_their_own(num_top: int) -> None:
+    told = [
+        TokenLogprobs(-1.0, ((5, -1.0), (7, -2.0))[:num_top]),
+        TokenLogprobs(-3.0, ((8, -0.5), (6, -3.0))[:num_top]),
+    ]
+    tensors = tensor_response("m", Piece([5, 6], "x", logprobs=told), num_top)["tensors"][2:]
+    named = {tensor["metadata"]["name"]: tensor for tensor in tensors}
+    shapes = {name: tensor["metadata"]["shape"] for name, tensor in named.items()}
+    assert shapes == {"logprobs": [2], "top_token_ids": [2, num_top], "top_logprobs": [2, num_top]}
+    values = {name: tensor["data"]["values"] for name, tensor in named.items()}
+    assert values["logprobs"] == [-1.0, -3.0]
+    assert values["top_token_ids"] == ([5, 7, 8, 6] if num_top else [])
+    assert values["top_logprobs"] == ([-1.0, -2.0, -0.5, -3.0] if num_top else [])
+
+
+def test_a_response_without_tokens_has_logprobs_of_none() -> None:
+    tensors = tensor_response("m", Piece([], ""), 3)["tensors"][2:]
+    assert [tensor["metadata"]["shape"] for tensor in tensors] == [[0], [0, 3], [0, 3]]
 
 
 def test_the_model_describes_itself() -> None:
     config = triton.ModelConfig.FromString(model_config("m"))
     assert config.name == "m" and config.model_transaction_policy.decoupled
     assert [tensor.name for tensor in config.input] == ["text_input", "input_ids"]
-    assert [tensor.name for tensor in config.output] == ["text_output", "output_ids"]
+    outputs = {tensor.name: len(tensor.dims) for tensor in config.output}
+    assert outputs == {"text_output": 1, "output_ids": 1, "logprobs": 1, "top_token_ids": 2, "top_logprobs": 2}
 
 
 def test_every_dllm_option_is_a_parameter(text: TextProcessor) -> None:

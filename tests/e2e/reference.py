@@ -17,6 +17,7 @@ from backend.core.request import Request, RequestStatus
 from backend.core.sampling_params import SamplingParams
 from backend.engine.engine import Engine, EngineConfig
 from components.config import DEMO_MODELS
+from components.text import TextStream
 
 MODEL = DEMO_MODELS["demo"]
 END, BLOCK = 1, 32
@@ -68,8 +69,16 @@ class Reference:
             logprobs += request.block.logprobs_at(range(request.block.frontier))
             if end is not None:
                 reason, told = FINISH_REASONS[end], logprobs[: len(tokens)]
-                return Answer(self.tokenizer.decode(tokens), tokens, reason, len(ids), num_steps, told)
+                return Answer(self._text(tokens), tokens, reason, len(ids), num_steps, told)
             request.next_block()
+
+    def _text(self, tokens: list[int]) -> str:
+        """As it can be streamed: `Tokenizer.decode` makes bytes unreadable that are read before a broken one.
+
+        And half a character at the end is left out.
+        """
+        stream = TextStream(self.tokenizer, ())
+        return stream.push(tokens)[1] + stream.finish()
 
 
 def write_chaotic_model(directory: Path) -> None:

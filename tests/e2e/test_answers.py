@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import queue
 import random
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
-import tritonclient.grpc as triton
 
 from benchmarks.demo_model import tasks
+from tests.e2e.kserve import Kserve
 from tests.e2e.reference import Answer, Reference
 from tests.e2e.served import MODEL_NAME, Served, together
 
@@ -27,62 +24,6 @@ PROMPTS = {
     "long prompt": f"first 5 of: {LISTED}",
 }
 MAX_TOKENS = 96
-
-
-class Kserve:
-    """The official client, with text in and text out."""
-
-    def __init__(self, url: str) -> None:
-        self._client = triton.InferenceServerClient(url)
-
-    def close(self) -> None:
-        self._client.close()
-
-    def infer(self, prompt: str, **parameters: Any) -> Answer:
-        return _answer([self._client.infer(MODEL_NAME, [_text(prompt)], parameters=parameters)])
-
-    def infer_ids(self, ids: list[int], **parameters: Any) -> Answer:
-        tensor = triton.InferInput("input_ids", [len(ids)], "INT64")
-        tensor.set_data_from_numpy(np.array(ids, dtype=np.int64))
-        return _answer([self._client.infer(MODEL_NAME, [tensor], parameters=parameters)])
-
-    def stream(self, prompt: str, **parameters: Any) -> tuple[Answer, int]:
-        """The answer and in how many responses it came."""
-        replies: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
-        self._client.start_stream(lambda result, error: replies.put((result, error)))
-        try:
-            parameters = {**parameters, "streaming": True}
-            self._client.async_stream_infer(MODEL_NAME, [_text(prompt)], parameters=parameters)
-            results: list[Any] = []
-            while not results or "finish_reason" not in results[-1].get_response().parameters:
-                result, error = replies.get(timeout=60)
-                if error is not None:
-                    raise error
-                results.append(result)
-        finally:
-            self._client.stop_stream()
-        return _answer(results), len(results)
-
-
-def _text(prompt: str) -> triton.InferInput:
-    tensor = triton.InferInput("text_input", [1], "BYTES")
-    tensor.set_data_from_numpy(np.array([prompt.encode()], dtype=np.object_))
-    return tensor
-
-
-def _answer(results: list[Any]) -> Answer:
-    text = b"".join(result.as_numpy("text_output")[0] for result in results).decode()
-    tokens = [int(token) for result in results for token in result.as_numpy("output_ids")]
-    last = results[-1].get_response().parameters
-    assert last["completion_tokens"].int64_param == len(tokens)
-    return Answer(text, tokens, last["finish_reason"].string_param, last["prompt_tokens"].int64_param, 0)
-
-
-@pytest.fixture
-def kserve(graph: Served) -> Iterator[Kserve]:
-    client = Kserve(graph.grpc)
-    yield client
-    client.close()
 
 
 @pytest.mark.parametrize("name", PROMPTS)
@@ -144,16 +85,14 @@ def test_curl(graph: Served, reference: Reference, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_kserve(graph: Served, kserve: Kserve, reference: Reference, name: str) -> None:
+def test_kserve(graph: Served, reference: Reference, name: str) -> None:
     prompt = PROMPTS[name]
     expected = reference.chat(prompt, MAX_TOKENS)
     ids = reference.tokenizer.encode(f"<|user|>{prompt}<|assistant|>", add_special_tokens=False).ids
-    streamed, num_responses = kserve.stream(prompt, max_tokens=MAX_TOKENS)
-    for answer in (
-        kserve.infer(prompt, max_tokens=MAX_TOKENS),
-        kserve.infer_ids(ids, max_tokens=MAX_TOKENS),
-        streamed,
-    ):
+    with Kserve(graph.grpc) as kserve:
+        streamed, num_responses = kserve.stream(prompt, max_tokens=MAX_TOKENS)
+        unary = [kserve.infer(prompt, max_tokens=MAX_TOKENS), kserve.infer_ids(ids, max_tokens=MAX_TOKENS)]
+    for answer in (*unary, streamed):
         assert (answer.text, answer.tokens) == (expected.text, expected.tokens)
         assert answer.finish_reason == expected.finish_reason
         assert answer.num_prompt_tokens == expected.num_prompt_tokens

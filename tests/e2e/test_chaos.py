@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import TIMEOUT
+from tests.e2e.questions import mixed
 from tests.e2e.reference import Reference
 from tests.e2e.served import SLOW, Served, wait_until
-from tests.e2e.test_hybrid import SLOWLY, mixed
+from tests.e2e.test_hybrid import SLOWLY
 
 DURATION_S = float(os.environ.get("SANGAM_CHAOS_S", "40"))
 NUM_CLIENTS = 10
@@ -32,8 +33,8 @@ class Load:
     def __init__(self, graph: Served, reference: Reference) -> None:
         self._graph = graph
         self._questions = [
-            (prompt, tokens, reference.chat(prompt, tokens, ignore_eos=True, **SLOWLY).text.rstrip("\ufffd"))
-            for prompt, tokens, _ in mixed(60)
+            (q.prompt, q.max_tokens, reference.chat(q.prompt, q.max_tokens, ignore_eos=True, **SLOWLY).text)
+            for q in mixed(60)
         ]
         self._stopping = threading.Event()
         self.wrong: list[str] = []

@@ -14,6 +14,7 @@ import pytest
 import requests
 
 from tests.e2e.conftest import WORKER_TIMEOUT_S
+from tests.e2e.questions import Question
 from tests.e2e.reference import Answer, Reference
 from tests.e2e.served import SLOW, Served, is_alive, together, wait_until
 
@@ -92,7 +93,11 @@ def test_a_unary_client_that_goes_away_frees_its_pages(graph: Served) -> None:
 
 
 def _num_steps(graph: Served) -> float:
-    return sum(graph.metrics(worker).get("sangam_worker_num_steps_total", 0) for worker in graph.workers())
+    return sum(_num_steps_of(graph, worker) for worker in graph.workers())
+
+
+def _num_steps_of(graph: Served, worker: str) -> float:
+    return graph.metrics(worker).get("sangam_worker_num_steps_total", 0)
 
 
 def test_clients_that_come_and_go_leave_nothing(graph: Served) -> None:
@@ -128,20 +133,23 @@ def test_a_killed_worker_is_not_noticed_by_its_clients(graph: Served, expected: 
 
 
 def test_a_worker_killed_under_many_requests(graph: Served, reference: Reference) -> None:
-    prompts = [f"count from {i} to {i + 60}" for i in range(12)]
-    answers: list[Any] = []
-    asking = threading.Thread(target=lambda: answers.extend(together(*(_asking(graph, prompt) for prompt in prompts))))
+    """Half of them in blocks of which nothing is streamed before all of it has been looked at twice."""
+    slowly: dict[str, Any] = {"ignore_eos": True, "unmasking": "quota", "steps_per_block": 32}
+    doubting = ({}, {"remask_below": 0.03}, {}, {"remask_below": 0.03, "cache_policy": "prefix"})
+    questions = [Question(f"count from {i} to {i + 60}", 96, slowly | doubting[i % 4]) for i in range(8)]
+    expected = [question.expected(reference) for question in questions]
+    retries, steps = _num_retries(graph), {worker: _num_steps_of(graph, worker) for worker in graph.workers()}
+    answers: list[str] = []
+    asking = threading.Thread(target=lambda: answers.extend(together(*(q.by_http(graph) for q in questions))))
     asking.start()
     victim = _wait_for_busy(graph)
+    # By then the second look has begun.
+    wait_until(lambda: _num_steps_of(graph, victim) > steps[victim] + 36, "36 steps")
     graph.kill(victim)
     asking.join()
-    slowly: dict[str, Any] = {"ignore_eos": True, "unmasking": "quota", "steps_per_block": 32}
-    assert [answer["text"] for answer in answers] == [reference.chat(p, 200, **slowly).text for p in prompts]
+    assert answers == expected
+    assert _num_retries(graph) > retries
     _works_again(graph, victim)
-
-
-def _asking(graph: Served, prompt: str) -> Callable[[], Any]:
-    return lambda: graph.chat(prompt, 200, **OPTIONS)
 
 
 def test_a_hanging_worker_is_given_up_and_may_come_back(graph: Served, expected: Answer) -> None:

@@ -15,46 +15,19 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import HYBRID, WORKER_TIMEOUT_S
+from tests.e2e.questions import Question, mixed
 from tests.e2e.reference import Reference
 from tests.e2e.served import SLOW, Served, is_alive, together, wait_until
 
 pytestmark = pytest.mark.e2e
 
 SLOWLY: dict[str, Any] = {"unmasking": "quota", "steps_per_block": 32}
-WORDS = ("moon", "river", "stone", "pear", "key", "milk", "oak", "lily")
-
-
-def mixed(count: int) -> list[tuple[str, int, dict[str, Any]]]:
-    """(prompt, max_tokens, sampling parameters): short and long, fast and slow, greedy and drawn."""
-    rng = random.Random("mixed")
-    found = []
-    for i in range(count):
-        prompt = rng.choice(("count from {0} to {1}", "spell {2}", "what is {0} plus {1}?", "{2} {3}"))
-        words = " ".join(rng.choice(WORDS) for _ in range(rng.choice((1, 1, 10, 80))))
-        prompt = prompt.format(i, rng.randrange(100), rng.choice(WORDS), words)
-        params: dict[str, Any] = rng.choice(
-            (
-                {"confidence_threshold": 0.9},
-                {"confidence_threshold": 0.3},
-                {"unmasking": "quota", "steps_per_block": 8},
-                {"temperature": 0.75, "seed": i},
-            )
-        )
-        found.append((prompt, rng.choice((1, 20, 32, 70, 96)), params))
-    return found
-
-
-def asking(graph: Served, prompt: str, max_tokens: int, params: dict[str, Any]) -> Callable[[], str]:
-    own = {key: value for key, value in params.items() if key in ("temperature", "seed")}
-    annotations = [f"dllm.{key}:{value}" for key, value in params.items() if key not in own]
-    return lambda: graph.chat(prompt, max_tokens, nvext={"annotations": annotations}, **own)["text"]
 
 
 def ask_all(graph: Served, reference: Reference, count: int = 200) -> None:
-    questions = mixed(count)
-    # An answer that is cut within a character ends before it.
-    expected = [reference.chat(prompt, tokens, **params).text.rstrip("\ufffd") for prompt, tokens, params in questions]
-    assert together(*(asking(graph, *question) for question in questions)) == expected
+    questions = mixed(count // 2) * 2
+    expected = [question.expected(reference) for question in questions]
+    assert together(*(question.by_http(graph) for question in questions)) == expected
 
 
 def test_200_at_once_through_colocated_workers(chaotic_graph: Served, chaotic_reference: Reference) -> None:
@@ -68,6 +41,8 @@ def test_200_at_once_through_prefill_workers_and_a_decode_worker(
     graph = disaggregated_graph
     ask_all(graph, chaotic_reference)
     assert graph.total("num_prefill_tokens_total", "colocated_worker") == 0
+    assert graph.total("num_refresh_tokens_total", "colocated_worker") > 0, "in the middle of blocks, in their place"
+    assert graph.total("num_refresh_tokens_total", "prefill_worker") == 0
     assert graph.total("num_denoising_tokens_total", "prefill_worker") == 0
     assert graph.total("transfers_total") >= 200
     assert graph.total("failed_transfers_total") == 0
@@ -76,6 +51,20 @@ def test_200_at_once_through_prefill_workers_and_a_decode_worker(
     assert router['sangam_router_prefills_total{cause="refresh",route="prefill"}'] > 100
     for worker in graph.workers("prefill_worker"):
         assert graph.metrics(worker)["sangam_worker_num_prefill_tokens_total"] > 0, "both have worked"
+
+
+def test_kv_that_the_next_step_computes_anew_is_not_read(
+    disaggregated_graph: Served, chaotic_reference: Reference
+) -> None:
+    """Of its pages one is, so that the prefill worker hears that it may free all of them."""
+    num_bytes = []
+    for policy in ("none", "dual"):
+        before = disaggregated_graph.total("transfer_bytes_total")
+        question = Question("count from 5 to 70", 32, {"cache_policy": policy, **SLOWLY})
+        assert question.by_http(disaggregated_graph)() == question.expected(chaotic_reference)
+        num_bytes.append(disaggregated_graph.total("transfer_bytes_total") - before)
+    num_tokens = chaotic_reference.chat("count from 5 to 70", 32, **SLOWLY).num_prompt_tokens + 32
+    assert num_bytes[1] == num_bytes[0] * -(-num_tokens // 16) > 0
 
 
 def test_200_at_once_with_overflow(hybrid_graph: Served, chaotic_reference: Reference) -> None:

@@ -138,10 +138,14 @@ BAD = [
     ("canvas_length", "0", "at least 1"),
     ("canvas_length", "2048", "context length of 2048"),
     ("confidence_threshold", "1.5", "0 to 1"),
-    ("unmasking", "best", "threshold, factor, quota"),
+    ("unmasking", "best", "threshold, paced_threshold, factor, quota"),
     ("factor", "-1", "0 to 256"),
     ("quota_schedule", "cosine", "even, timesteps"),
-    ("cache_policy", "none", "dual"),
+    ("cache_policy", "all", "none, prefix, dual, dkv-decode, dkv-prefill, dkv-greedy"),
+    ("cache_policy", "dkv-greedy", "unmasking='threshold' cannot tell; allowed: random"),
+    ("cache_refresh_interval", "-1", "from 0 to 256"),
+    ("cache_window", "257", "from 0 to 256"),
+    ("remask_below", "1.5", "0 to 1"),
     ("blok_length", "32", "block_length"),
 ]
 

@@ -155,6 +155,8 @@ KSERVE: dict[str, tuple[list[tuple[str, Any, str]], dict[str, Any], str]] = {
     "top_p": ([TEXT], {"top_p": 1.5}, "top_p=1.5 is out of range; allowed: 0 to 1"),
     "top_k": ([TEXT], {"top_k": 2.5}, "top_k=2.5 is out of range; allowed: a whole number from 0"),
     "n": ([TEXT], {"n": 2}, "n=2 is not supported"),
+    "logprobs": ([TEXT], {"logprobs": 21}, "logprobs=21 is out of range; allowed: a whole number from 0 to 20"),
+    "logprobs of no number": ([TEXT], {"logprobs": True}, "logprobs=True is out of range"),
     "unknown parameter": ([TEXT], {"max_token": 3}, "parameter 'max_token' is not known; allowed: max_tokens"),
 }
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
 
+from tests.e2e.kserve import Kserve
 from tests.e2e.reference import Answer, Reference
 from tests.e2e.served import MODEL_NAME, Served
 
@@ -89,16 +89,27 @@ def test_logprobs_of_a_completion(graph: Served, reference: Reference) -> None:
     assert logprobs.token_logprobs == pytest.approx([of.logprob for of in expected.logprobs], abs=1e-4)
 
 
-def test_logprobs_of_blocks_that_were_handed_over(disaggregated_graph: Served, chaotic_reference: Reference) -> None:
-    """Three blocks, each prefilled on one worker and denoised on another."""
-    expected = chaotic_reference.chat(PROMPT, 80, logprobs=2, confidence_threshold=0.5)
-    reply = disaggregated_graph.openai.chat.completions.create(
-        model=MODEL_NAME, messages=MESSAGES, max_tokens=80, logprobs=True, top_logprobs=2,
-        extra_body={"nvext": {"annotations": ["dllm.confidence_threshold:0.5"]}},
-    )  # fmt: skip
-    logprobs = reply.choices[0].logprobs
-    assert logprobs is not None and logprobs.content is not None
-    _agree(logprobs.content, expected, chaotic_reference, 2)
+@pytest.mark.parametrize("num_top", [0, 3])
+def test_logprobs_over_kserve_are_those_of_the_openai_api(graph: Served, reference: Reference, num_top: int) -> None:
+    expected = reference.chat(PROMPT, 80, logprobs=num_top)
+    reply = graph.openai.chat.completions.create(
+        model=MODEL_NAME, messages=MESSAGES, max_tokens=80, logprobs=True, top_logprobs=num_top
+    )
+    assert reply.choices[0].logprobs is not None
+    said = reply.choices[0].logprobs.content or []
+    with Kserve(graph.grpc) as kserve:
+        streamed, num_responses = kserve.stream(PROMPT, max_tokens=80, logprobs=num_top)
+        unary = kserve.infer(PROMPT, max_tokens=80, logprobs=num_top)
+        assert kserve.infer(PROMPT, max_tokens=80).logprobs == ()
+    assert num_responses > 1
+    for answer in (unary, streamed):
+        assert answer.tokens == expected.tokens
+        assert [of.logprob for of in answer.logprobs] == pytest.approx([of.logprob for of in said], abs=1e-5)
+        for of, other, known in zip(answer.logprobs, said, expected.logprobs, strict=True):
+            assert [token for token, _ in of.top] == [token for token, _ in known.top]
+            # With none asked for, Dynamo's frontend lists the token itself.
+            tops = [top.logprob for top in other.top_logprobs][:num_top]
+            assert [lp for _, lp in of.top] == pytest.approx(tops, abs=1e-5)
 
 
 def test_min_tokens_and_stop_tokens(graph: Served, reference: Reference) -> None:
@@ -119,11 +130,26 @@ def test_min_tokens_and_stop_tokens(graph: Served, reference: Reference) -> None
     assert reply.usage is not None and reply.usage.completion_tokens <= 2
 
 
-@pytest.mark.parametrize("unmasking", ["factor", "entropy", "margin", "maskgit_plus", "random"])
-def test_every_rule_by_kserve(graph: Served, reference: Reference, unmasking: str) -> None:
-    tensor = triton.InferInput("text_input", [1], "BYTES")
-    tensor.set_data_from_numpy(np.array([PROMPT.encode()], dtype=np.object_))
-    options = {"unmasking": unmasking, "steps_per_block": 8, "temperature": 1.5, "top_k": 5, "min_p": 0.05, "seed": 4}
-    with triton.InferenceServerClient(graph.grpc) as client:
-        result = client.infer(MODEL_NAME, [tensor], parameters={"max_tokens": 64, **options})
-    assert result.as_numpy("text_output")[0].decode() == reference.chat(PROMPT, 64, **options).text
+def test_logprobs_of_blocks_that_were_handed_over(disaggregated_graph: Served, chaotic_reference: Reference) -> None:
+    """Three blocks, each prefilled on one worker and denoised on another."""
+    expected = chaotic_reference.chat(PROMPT, 80, logprobs=2, confidence_threshold=0.5)
+    reply = disaggregated_graph.openai.chat.completions.create(
+        model=MODEL_NAME, messages=MESSAGES, max_tokens=80, logprobs=True, top_logprobs=2,
+        extra_body={"nvext": {"annotations": ["dllm.confidence_threshold:0.5"]}},
+    )  # fmt: skip
+    logprobs = reply.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None
+    _agree(logprobs.content, expected, chaotic_reference, 2)
+
+
+def test_logprobs_over_kserve_of_blocks_that_were_handed_over(
+    disaggregated_graph: Served, chaotic_reference: Reference
+) -> None:
+    expected = chaotic_reference.chat(PROMPT, 80, logprobs=2, confidence_threshold=0.5)
+    with Kserve(disaggregated_graph.grpc) as kserve:
+        answer = kserve.infer(PROMPT, max_tokens=80, logprobs=2, confidence_threshold=0.5)
+    assert answer.tokens == expected.tokens
+    assert [of.logprob for of in answer.logprobs] == pytest.approx([of.logprob for of in expected.logprobs], abs=1e-4)
+    assert [[token for token, _ in of.top] for of in answer.logprobs] == [
+        [token for token, _ in of.top] for of in expected.logprobs
+    ]

@@ -122,10 +122,24 @@ def test_an_error_ends_one_request_and_leaves_the_others() -> None:
     plan = s.schedule()
     assert plan is not None
     (failed,) = s.update(plan, StepResult([[], [(0, 1)]], {"a": "boom"}))
-    assert (failed.request_id, failed.status) == ("a", RequestStatus.FINISHED_ERROR)
+    assert (failed.request_id, failed.status, failed.error) == ("a", RequestStatus.FINISHED_ERROR, "boom")
     s.pool.check()
     plan = s.schedule()
     assert plan is not None and names(plan.decodes) == ["b"]
+
+
+def test_a_block_that_is_never_done_fails_and_leaves_the_others() -> None:
+    s = scheduler()
+    s.add(make("stuck"))
+    limit = 2 * 4 + 1
+    for _ in range(limit - 1):
+        plan = next_plan(s)
+        assert s.update(plan, StepResult([[]])) == []
+    s.add(make("fresh"))
+    plan = next_plan(s)
+    assert s.update(plan, StepResult([[], []]))[0].error == "block 0 still has 4 masks after 9 steps"
+    assert names(next_plan(s).decodes) == ["fresh"]
+    s.pool.check()
 
 
 def from_elsewhere(name: str, prompt: int = 12, arrival: float = 0.0) -> Request:
