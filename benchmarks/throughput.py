@@ -14,9 +14,8 @@ product and nothing else took time.
 from __future__ import annotations
 
 import argparse
-import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,28 +24,18 @@ from torch import Tensor
 
 from backend.attention.kv_cache import KVCache
 from backend.core.page_pool import PagePool
-from backend.core.request import Request
-from backend.core.sampling_params import SamplingParams
 from backend.core.scheduler import SchedulerConfig
 from backend.core.synchronized_scheduler import SynchronizedSchedulerConfig
 from backend.engine.engine import AnySchedulerConfig, Engine, new_scheduler
 from backend.engine.model_runner import ModelRunner
-from backend.models.config import ModelConfig
 from backend.models.layers import Transformer
-from backend.models.loader import load_model, new_model
-from benchmarks import workload
-from benchmarks.demo_model.tasks import TASKS
 from benchmarks.report import markdown
+from benchmarks.throughput_cases import Case, demo_case, larger_case
 from components.config import DEMO_MODELS
-from components.offline import LOOK_AHEAD, Job, OfflineBatch
+from components.offline import LOOK_AHEAD, OfflineBatch
 
 GOAL_IN_FLIGHT, GOAL_SERIAL, GOAL_SYNCHRONIZED = 16, 4.0, 1.5
-TOKEN_BUDGET, PAGE_SIZE, BLOCK = 2048, 16, 32
-LARGER = ModelConfig(
-    architecture="llada", vocab_size=696, embedding_size=696, hidden_size=512, intermediate_size=1536, num_layers=8,
-    num_heads=8, num_kv_heads=8, max_position=2048, rms_norm_eps=1e-5, rope_theta=10000.0, mask_token_id=2,
-    eos_token_ids=(1,),
-)  # fmt: skip
+TOKEN_BUDGET, PAGE_SIZE = 2048, 16
 SERIAL, SYNCHRONIZED, SANGAM = "one at a time", "synchronized", "sangam"
 
 
@@ -89,50 +78,6 @@ class Run:
     def rate(self) -> float:
         """Tokens returned per second of CPU time."""
         return self.num_tokens / self.seconds
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model and what it is asked; jobs are made anew for each run."""
-
-    name: str
-    model: Transformer
-    jobs: Callable[[], Iterator[Job]]
-
-
-def demo_case(count: int, steps_per_block: int, seed: int) -> Case:
-    """The demonstration model's six tasks: answers of 1 to 100 tokens, prompts of 4 to 400."""
-    tokenizer = Tokenizer.from_file(str(DEMO_MODELS["demo"] / "tokenizer.json"))
-    questions = list(itertools.islice(workload.demo_tasks(list(TASKS), seed), count))
-    quota = {"unmasking": "quota", "steps_per_block": steps_per_block} if steps_per_block else {}
-
-    def jobs() -> Iterator[Job]:
-        for i, question in enumerate(questions):
-            prompt = tokenizer.encode(f"<|user|>{question.prompt}<|assistant|>", add_special_tokens=False).ids
-            size = question.max_tokens
-            params = SamplingParams(size, size, BLOCK, stop_token_ids=(1,), **quota)  # type: ignore[arg-type]
-            yield Job(i, Request(str(i), prompt, params, float(i)))
-
-    how = f"{steps_per_block} steps per block" if steps_per_block else "threshold 0.9"
-    return Case(
-        f"demonstration model, {how}", load_model(DEMO_MODELS["demo"], torch.float32, torch.device("cpu")), jobs
-    )
-
-
-def larger_case(count: int, steps_per_block: int, seed: int) -> Case:
-    """A model of 8 layers, 512 wide, with random weights: lengths of the paper's ShareGPT trace, at an eighth."""
-    torch.manual_seed(seed)
-    model = new_model(LARGER).eval().requires_grad_(False)
-    questions = list(itertools.islice(workload.traced("sharegpt", seed, range(10, 600), scale=0.125), count))
-
-    def jobs() -> Iterator[Job]:
-        for i, question in enumerate(questions):
-            params = SamplingParams(
-                question.max_tokens, 128, BLOCK, unmasking="quota", steps_per_block=steps_per_block or BLOCK
-            )
-            yield Job(i, Request(str(i), [int(token) for token in question.prompt], params, float(i)))
-
-    return Case(f"8 layers, 512 wide, random, {steps_per_block or BLOCK} steps per block", model, jobs)
 
 
 def answer(case: Case, clock: Clock, cache: KVCache, tokenizer: Tokenizer, config: AnySchedulerConfig) -> Run:
@@ -196,7 +141,7 @@ def table(best: dict[tuple[str, int], Run]) -> str:
             [
                 way,
                 str(n),
-                f"{run.rate:,.0f}",
+                f"{run.rate:,.1f}",
                 f"{run.rate / serial.rate:.2f}",
                 f"{run.rate / other.rate:.2f}" if other else "",
                 str(run.num_steps),

@@ -65,20 +65,13 @@ def lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
         index += 1
 
 
-def read_fields(line: bytes, is_plain: bool = False) -> Fields:
-    """A line's object; of a plain one, which is a message and nothing else, one that says so.
+def read_fields(line: bytes) -> Fields:
+    """A line's object.
 
     Raises:
         InvalidRequestError: it is none.
     """
-    if len(line) > MAX_LINE_BYTES:
-        raise InvalidRequestError(f"the line is too long; allowed: {MAX_LINE_BYTES} bytes")
-    try:
-        text = line.decode("utf-8-sig").strip()
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"the line is not UTF-8: {error.reason} at byte {error.start}") from None
-    if is_plain:
-        return {"text": text}
+    text = _text(line)
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -86,6 +79,25 @@ def read_fields(line: bytes, is_plain: bool = False) -> Fields:
     if not isinstance(fields, dict):
         raise InvalidRequestError(f"the line is {_short(fields)}, not an object")
     return fields
+
+
+def plain_fields(line: bytes, as_chat: bool) -> Fields:
+    """What a line of plain text asks: it is a user's message, or as it stands the prompt.
+
+    Raises:
+        InvalidRequestError: it is no text.
+    """
+    text = _text(line)
+    return {"messages": [{"role": "user", "content": text}]} if as_chat else {"prompt": text}
+
+
+def _text(line: bytes) -> str:
+    if len(line) > MAX_LINE_BYTES:
+        raise InvalidRequestError(f"the line is too long; allowed: {MAX_LINE_BYTES} bytes")
+    try:
+        return line.decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"the line is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def custom_id(fields: Mapping[str, Any]) -> str | None:
@@ -110,7 +122,7 @@ def _asked(fields: Mapping[str, Any]) -> Fields:
     """The options that a line names."""
     if "body" in fields:
         fields = _body(fields)
-    asked = {key: value for key, value in fields.items() if key not in ("custom_id", "prompt", "messages", "text")}
+    asked = {key: value for key, value in fields.items() if key not in ("custom_id", "prompt", "messages")}
     extra = asked.pop("nvext", None) or {}
     if not isinstance(extra, dict) or not isinstance(extra.get("annotations") or [], list):
         raise InvalidRequestError(f"nvext={_short(extra)} is not an object with a list of annotations")
@@ -123,12 +135,14 @@ def _asked(fields: Mapping[str, Any]) -> Fields:
             asked[name] = value
     refuse_unsupported(asked)
     for key in list(asked):
-        if not _asks_nothing(asked[key], _UNSERVED.get(key, (asked[key],))):
+        if key in _UNSERVED and not _asks_nothing(asked[key], _UNSERVED[key]):
             raise InvalidRequestError(f"{key}={_short(asked[key])} is not supported offline; leave it out")
         if key in _UNSERVED or key in UNSUPPORTED or key in _IGNORED or asked[key] is None:
             del asked[key]
         elif key not in OPTIONS:
             raise InvalidRequestError(f"field {key!r} is not known; allowed: prompt, messages, {', '.join(OPTIONS)}")
+        elif isinstance(asked[key], dict | list) and key not in ("stop", "stop_token_ids"):
+            raise InvalidRequestError(f"{key}={_short(asked[key])} is not a single value")
     if "ignore_eos" in asked:
         boolean("ignore_eos", asked["ignore_eos"])
     if not isinstance(asked.get("stop_token_ids", []), list):
@@ -155,9 +169,6 @@ def _body(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _prompt(fields: Mapping[str, Any], text: TextProcessor) -> Sequence[int]:
-    if "text" in fields:
-        _check_text("the line", fields["text"])
-        return text.encode_chat(fields["text"]) if text.has_chat_template else text.encode(fields["text"])
     if ("prompt" in fields) == ("messages" in fields):
         raise InvalidRequestError("give exactly one of prompt (a string or token ids) and messages")
     if "messages" in fields:

@@ -17,7 +17,7 @@ from backend.core.scheduler import SchedulerConfig
 from backend.engine.engine import Engine
 from backend.models.config import CheckpointError
 from components.answers_file import AnswersFile, AnswersStream, NotResumableError
-from components.batch_lines import custom_id, lines, parse_line, read_fields
+from components.batch_lines import custom_id, lines, parse_line, plain_fields, read_fields
 from components.checkpoint import engine_config, model_card
 from components.config import ColocatedWorkerConfig, RouterConfig
 from components.generate_progress import GenerateProgress, Totals
@@ -171,7 +171,7 @@ def _jobs(
             continue
         name = None
         try:
-            fields = read_fields(line, source.endswith(".txt"))
+            fields = plain_fields(line, text.has_chat_template) if source.endswith(".txt") else read_fields(line)
             name = custom_id(fields)
             asked = parse_line(fields, text, defaults)
             request = build_request(str(index), asked.prompt, asked.options, card, limits, float(index), revises=True)

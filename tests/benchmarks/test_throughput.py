@@ -37,7 +37,7 @@ def test_other_tokens_end_the_comparison(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_table_and_the_verdict() -> None:
     last = table(BEST).splitlines()[-1].split("|")[1:-1]
-    assert [cell.strip() for cell in last] == ["sangam", "16", "48", "4.80", "1.20", "10", "6.0", "1125.0", "90%"]
+    assert [cell.strip() for cell in last] == ["sangam", "16", "48.0", "4.80", "1.20", "10", "6.0", "1125.0", "90%"]
     met, missed = verdict(BEST).splitlines()
     assert met == "met: 4.80 x one at a time (goal 4); forward alone 4.80 x, steps 6.0 x"
     assert missed == "MISSED: 1.20 x synchronized (goal 1.5); forward alone 1.20 x, steps 2.0 x"

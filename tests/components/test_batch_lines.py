@@ -1,13 +1,26 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from backend.core.request import Request
 from backend.core.sampling_params import InvalidRequestError
-from components.batch_lines import MAX_LINE_BYTES, Line, custom_id, lines, parse_line, read_fields
+from components.batch_lines import (
+    MAX_LINE_BYTES,
+    OPTIONS,
+    Line,
+    custom_id,
+    lines,
+    parse_line,
+    plain_fields,
+    read_fields,
+)
 from components.config import DEMO_MODELS
 from components.protocol import ModelCard
 from components.request_parser import Limits, build_request
@@ -27,7 +40,8 @@ def test_a_prompt_is_raw_text_and_messages_go_through_the_template() -> None:
     assert list(parse({"prompt": "spell pear"}).prompt) == TEXT.encode("spell pear")
     assert list(parse({"messages": [{"role": "user", "content": "spell pear"}]}).prompt) == ids
     assert list(parse({"prompt": [5, 6]}).prompt) == [5, 6]
-    assert list(parse_line(read_fields(b"spell pear\r\n", is_plain=True), TEXT, {}).prompt) == ids
+    for as_chat, expected in ((True, ids), (False, TEXT.encode("spell pear"))):
+        assert list(parse_line(plain_fields(b"spell pear\r\n", as_chat), TEXT, {}).prompt) == expected
 
 
 def test_options_are_named_as_online_and_defaults_are_for_lines_that_name_none() -> None:
@@ -82,10 +96,12 @@ def test_a_line_of_openais_batch_format() -> None:
             r"messages\[0\].content=\[.* is not a string",
         ),
         ({"prompt": "x", "max_token": 3}, "field 'max_token' is not known; allowed: prompt, messages, max_tokens, "),
+        ({"text": "x", "prompt": "x"}, "field 'text' is not known"),
         ({"prompt": "x", "stop": [3]}, r"stop=\[3\] is neither a string nor a list of strings"),
         ({"prompt": "x", "stop": {"a": 1}}, "stop=.* is neither a string nor a list of strings"),
         ({"prompt": "x", "ignore_eos": 1}, "ignore_eos=1 is not a boolean; allowed: true, false"),
         ({"prompt": "x", "stop_token_ids": 7}, "stop_token_ids=7 is not a list of token ids"),
+        ({"prompt": "x", "cache_policy": ["dual"]}, r"cache_policy=\['dual'\] is not a single value"),
         ({"prompt": "x", "n": 2}, "n=2 is not supported; leave it out or send 1"),
         ({"prompt": "x", "logprobs": 3}, "logprobs=3 is not supported offline"),
         ({"prompt": "x", "logprobs": 0}, "logprobs=0 is not supported offline"),
@@ -143,6 +159,29 @@ def test_a_huge_line_is_refused_and_costs_no_more_memory_than_allowed() -> None:
         assert read_fields(next(lines(io.BytesIO(just)))[1]) == {}
     longest = b" " * (MAX_LINE_BYTES - 1) + b"x"
     assert [index for index, _ in lines(io.BytesIO(longest + b"\nnext\n"))] == [0, 1]
+
+
+def request(fields: dict[str, Any]) -> Request:
+    line = parse(fields)
+    return build_request("r", line.prompt, line.options, CARD, Limits(512, 128), 0.0)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+known = st.sampled_from(
+    (*OPTIONS, "prompt", "messages", "nvext", "body", "n", "url", "logprobs", "max_completion_tokens")
+)
+
+
+@given(st.dictionaries(known, json_values, max_size=6))
+def test_whatever_a_line_says_it_is_a_request_or_refused(fields: dict[str, Any]) -> None:
+    with contextlib.suppress(InvalidRequestError):
+        assert request(fields).sequence_length <= 512
+    with contextlib.suppress(InvalidRequestError):
+        assert request({"prompt": [5], **fields}).sequence_length <= 512
 
 
 def test_values_are_judged_by_the_rules_that_online_requests_have() -> None:
