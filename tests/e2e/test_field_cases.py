@@ -7,7 +7,7 @@ tests/backend/engine/test_field_cases.py has 2 to 6, 8, 10, 11 and 15 to 16. The
 20  test_request.py (attempts), test_hybrid.py (late messages), test_dispatcher.py
 21  test_placer.py, test_dispatcher.py (bounded retries), test_failures.py
 22  test_failures.py and test_hybrid.py (clients that leave)
-23  test_dispatcher.py, test_placer_life.py, test_failures.py (clients that come and go leave nothing)
+23  test_dispatcher.py, test_placer_life.py, test_failures.py (nothing is left; 100,000 requests have not been tried)
 24  test_arrivals.py
 25  test_client.py, test_metrics.py
 """
