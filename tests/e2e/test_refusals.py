@@ -18,7 +18,6 @@ from tests.e2e.served import MODEL_NAME, SLOW, Served, together
 
 pytestmark = pytest.mark.e2e
 
-OUTSIDE = 1_000_000
 TOO_LONG = " ".join(["moon"] * 2020)
 FAR_TOO_LONG = " ".join(["moon"] * 3000)
 
@@ -41,18 +40,12 @@ def bystander(graph: Served, reference: Reference) -> Iterator[None]:
 
 # What the router refuses: (fields of the body, part of the message).
 BY_ROUTER: dict[str, tuple[dict[str, Any], str]] = {
-    "mask token": ({"prompt": "spell <|mask|> lily"}, "is the mask token (2)"),
     "over the context": ({"prompt": TOO_LONG, "max_tokens": 96}, "is over the context length of 2048 tokens"),
     "n": ({"n": 2}, "n=2 is not supported; leave it out or send 1"),
     "presence_penalty": ({"presence_penalty": 1.0}, "presence_penalty=1.0 is not supported"),
     "min_tokens": ({"min_tokens": 33}, "min_tokens=33 is out of range; allowed: a whole number from 0 to 32"),
 }
-CHAT_ONLY: dict[str, tuple[dict[str, Any], str]] = {
-    "json": ({"response_format": {"type": "json_object"}}, "guided_decoding="),
-}
 COMPLETIONS_ONLY: dict[str, tuple[dict[str, Any], str]] = {
-    "outside the vocabulary": ({"prompt": [20, OUTSIDE]}, "outside the vocabulary"),
-    "mask id": ({"prompt": [20, 2]}, "is the mask token (2)"),
     "echo": ({"echo": True}, "prompt_logprobs=1 is not supported; leave it out (echo asks for it, too"),
     "best_of": ({"best_of": 2}, "best_of=2 is not supported"),
 }
@@ -62,9 +55,9 @@ def _num_refused(graph: Served) -> float:
     return graph.metrics("router").get('sangam_router_requests_total{outcome="refused"}', 0)
 
 
-@pytest.mark.parametrize("case", [*BY_ROUTER, *CHAT_ONLY])
+@pytest.mark.parametrize("case", BY_ROUTER)
 def test_chat(graph: Served, bystander: None, case: str) -> None:
-    fields, message = (BY_ROUTER | CHAT_ONLY)[case]
+    fields, message = BY_ROUTER[case]
     body = {"max_tokens": 32, **fields, "messages": user(fields.get("prompt", "spell lily"))}
     body.pop("prompt", None)
     before = _num_refused(graph)
@@ -142,10 +135,6 @@ KSERVE: dict[str, tuple[list[tuple[str, Any, str]], dict[str, Any], str]] = {
     "no UTF-8": ([("text_input", [b"\xff"], "BYTES")], {}, "text_input is not UTF-8"),
     "no ids": ([("input_ids", [], "INT64")], {}, "the prompt is empty"),
     "32-bit ids": ([("input_ids", [20], "INT32")], {}, "allowed: INT64"),
-    "outside the vocabulary": ([("input_ids", [OUTSIDE], "INT64")], {}, "outside the vocabulary"),
-    "negative id": ([("input_ids", [-1], "INT64")], {}, "outside the vocabulary"),
-    "mask id": ([("input_ids", [20, 2], "INT64")], {}, "is the mask token (2)"),
-    "mask text": ([("text_input", [b"spell <|mask|>"], "BYTES")], {}, "is the mask token (2)"),
     "over the context": ([TEXT], {"max_tokens": 2048}, "is over the context length of 2048"),
     "no tokens": ([TEXT], {"max_tokens": 0}, "max_tokens=0 is out of range; allowed: a whole number of at least 1"),
     "half a token": ([TEXT], {"max_tokens": 2.5}, "max_tokens=2.5 is out of range"),

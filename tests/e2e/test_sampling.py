@@ -130,6 +130,22 @@ def test_min_tokens_and_stop_tokens(graph: Served, reference: Reference) -> None
     assert reply.usage is not None and reply.usage.completion_tokens <= 2
 
 
+def test_ignore_eos_leaves_nothing_but_max_tokens(graph: Served, reference: Reference) -> None:
+    """But a stop string over KServe: Dynamo's OpenAI frontend drops it."""
+    expected = reference.chat("spell lily", 40, ignore_eos=True)
+    second = expected.tokens[1]
+    text = reference.tokenizer.decode([second])
+    answer = graph.chat("spell lily", 40, ignore_eos=True, stop_token_ids=[second], stop=[text])
+    assert (answer["text"], answer["finish_reason"]) == (expected.text, "length")
+    assert answer["usage"]["completion_tokens"] == 40
+    with Kserve(graph.grpc) as kserve:
+        options = {"max_tokens": 40, "ignore_eos": True}
+        whole = kserve.infer("spell lily", stop_token_ids=str(second), **options)
+        assert (whole.tokens, whole.finish_reason) == (expected.tokens, "length")
+        cut = kserve.infer("spell lily", stop=text, **options)
+        assert (cut.tokens, cut.finish_reason) == (expected.tokens[:2], "stop")
+
+
 def test_logprobs_of_blocks_that_were_handed_over(disaggregated_graph: Served, chaotic_reference: Reference) -> None:
     """Three blocks, each prefilled on one worker and denoised on another."""
     expected = chaotic_reference.chat(PROMPT, 80, logprobs=2, confidence_threshold=0.5)
