@@ -112,8 +112,10 @@ def measure(case: Case, in_flights: Sequence[int], repeats: int) -> dict[tuple[s
         AssertionError: two ways gave different tokens.
     """
     shape = case.model.config
+    longest = max(job.request.sequence_length for job in case.jobs())
+    num_pages = max(in_flights) * -(-longest // PAGE_SIZE)  # seats bound what is in flight, not pages
     cache = KVCache(
-        shape.num_layers, 4096, PAGE_SIZE, shape.num_kv_heads, shape.head_dim, torch.float32, torch.device("cpu")
+        shape.num_layers, num_pages, PAGE_SIZE, shape.num_kv_heads, shape.head_dim, torch.float32, torch.device("cpu")
     )
     tokenizer = Tokenizer.from_file(str(DEMO_MODELS["demo"] / "tokenizer.json"))
     clock = Clock(case.model)
