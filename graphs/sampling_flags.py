@@ -14,7 +14,10 @@ DLLM_FLAGS = {
     "quota_schedule": (str, "how these share the block among the steps: even, timesteps"),
     "block_length": (int, f"positions denoised together (default: {DEFAULT_BLOCK_LENGTH})"),
     "canvas_length": (int, "positions of the whole response region"),
-    "cache_policy": (str, "which KV a step may reuse"),
+    "cache_policy": (str, "which KV a step may reuse: none, prefix, dual, dkv-decode, dkv-prefill, dkv-greedy"),
+    "cache_refresh_interval": (int, "steps after which all KV is computed anew within a block; 0: never"),
+    "cache_window": (int, "positions around each commit that dkv-greedy computes anew"),
+    "remask_below": (float, "mask again, once, what the model was less sure of than this"),
 }
 
 
