@@ -212,7 +212,11 @@ _DREAM_RULES = {
 def _request_defaults(generation: dict[str, Any], path: Path) -> dict[str, Any]:
     """What `generation_config.json` says, by Hugging Face's names, Dream's `alg` and our own."""
     defaults: dict[str, Any] = dict(_DREAM_RULES.get(generation.get("alg") or "", {}))
-    defaults |= {key: generation[key] for key in _DEFAULTS if generation.get(key) is not None}
+    defaults |= {
+        key: generation[key]
+        for key in _DEFAULTS
+        if generation.get(key) is not None and generation[key] != getattr(SamplingParams, key, None)
+    }
     if generation.get("do_sample") is False:
         defaults = {key: value for key, value in defaults.items() if key not in _DRAW}
     try:

@@ -175,7 +175,7 @@ def test_what_a_request_gets_that_asks_for_nothing_is_read_from_the_checkpoint(t
     assert defaults(tmp_path, alg="entropy", top_p=0.95, top_k=None, steps=512) == {
         "unmasking": "entropy", "quota_schedule": "timesteps", "top_p": 0.95,
     }  # fmt: skip
-    assert defaults(tmp_path, alg="origin", temperature=0.0) == {"temperature": 0.0}
+    assert defaults(tmp_path, alg="origin", temperature=0.0) == {}
     ours = {"block_length": 16, "steps_per_block": 4, "unmasking": "quota", "cache_policy": "prefix"}
     assert defaults(tmp_path, **ours) == ours
     assert defaults(tmp_path, do_sample=False, temperature=0.6, block_length=16) == {"block_length": 16}
