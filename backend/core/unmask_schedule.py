@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 
+from backend.core.block import Block
 from backend.core.counter_random import ORDER, uniform
-from backend.core.request import Block
 from backend.core.sampling_params import SamplingParams
 
 

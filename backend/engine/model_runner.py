@@ -11,8 +11,8 @@ from torch import Tensor
 
 from backend.attention.kv_cache import KVCache
 from backend.attention.sdpa import SdpaAttention
+from backend.core.block import Block
 from backend.core.queries import is_steady
-from backend.core.request import Block
 from backend.core.step import StepPlan, StepResult
 from backend.engine.batch import BlockState, PackedBatch
 from backend.models.layers import Transformer

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.core.block import Block, IllegalTransitionError
 from backend.core.logprobs import TokenLogprobs
-from backend.core.request import Block, IllegalTransitionError, Request, RequestStatus
+from backend.core.request import Request, RequestStatus
 from backend.core.sampling_params import InvalidRequestError, SamplingParams
 
 S = RequestStatus

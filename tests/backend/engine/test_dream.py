@@ -10,7 +10,8 @@ import torch
 
 from backend.attention.kv_cache import KVCache
 from backend.attention.sdpa import SdpaAttention, SequenceSpan
-from backend.core.request import Block, Request
+from backend.core.block import Block
+from backend.core.request import Request
 from backend.core.sampling_params import SamplingParams
 from backend.engine.engine import Engine
 from tests.backend.engine.test_engine import DREAM, MASK, mixed_requests, run, small_engine
