@@ -112,13 +112,18 @@ def test_no_max_tokens_means_the_default_canvas(graph: Served, reference: Refere
 
 
 def test_most_answers_are_right(graph: Served, reference: Reference) -> None:
+    ask_tasks(graph, reference)
+
+
+def ask_tasks(graph: Served, reference: Reference) -> None:
+    """Fresh prompts of every task: the engine's own answers, and nine of ten of them right."""
     rng = random.Random("fresh prompts")
     kinds = list(tasks.TASKS.values())
     examples = [kinds[i % len(kinds)](rng, rng.uniform(0.1, 0.5)) for i in range(40)]
     answers = [
-        answer["text"]
+        reply.choices[0].message.content or ""
         for start in range(0, len(examples), 8)
-        for answer in together(*(_asking(graph, e.prompt, 128) for e in examples[start : start + 8]))
+        for reply in together(*(_asking_openai(graph, e.prompt) for e in examples[start : start + 8]))
     ]
     assert answers == [reference.chat(example.prompt, 128).text for example in examples]
     wrong = [
@@ -144,6 +149,11 @@ def test_64_at_once_are_64_one_by_one(graph: Served, reference: Reference) -> No
     graph.wait_until_whole(num_workers=2)
     share = [after - was for after, was in zip(_prefilled(graph), before, strict=True)]
     assert min(share) > sum(share) / 4, f"tokens prefilled by each worker: {share}"
+
+
+def _asking_openai(graph: Served, prompt: str) -> Any:
+    messages: Any = [{"role": "user", "content": prompt}]
+    return lambda: graph.openai.chat.completions.create(model=MODEL_NAME, messages=messages, max_tokens=128)
 
 
 def _asking(graph: Served, prompt: str, max_tokens: int) -> Any:

@@ -1,4 +1,4 @@
-"""A Dream checkpoint through a graph of prefill and colocated workers: the engine's own answers."""
+"""Dream checkpoints through real graphs: a random one's answers are the engine's own, the trained one's right, too."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from tests.e2e.conftest import HYBRID, _OneAtATime
+from components.config import DEMO_MODELS
+from tests.e2e.conftest import HYBRID, TWO_WORKERS, _OneAtATime
 from tests.e2e.reference import MODEL, Reference
 from tests.e2e.served import Served
+from tests.e2e.test_answers import ask_tasks
 from tests.e2e.test_hybrid import ask_all
 
 pytestmark = pytest.mark.e2e
@@ -73,3 +75,16 @@ def dream_graph(_graphs: _OneAtATime, dream_model: Path) -> Iterator[Served]:
 
 def test_dream_by_every_way_through_a_hybrid_graph(dream_graph: Served, dream_model: Path) -> None:
     ask_all(dream_graph, Reference(dream_model), 60)
+
+
+@pytest.fixture
+def demo_dream_graph(_graphs: _OneAtATime) -> Iterator[Served]:
+    """The demonstration model with Dream's architecture, by its name."""
+    served = _graphs.get("demo_dream_graph", Path("demo-dream"), TWO_WORKERS)
+    served.wait_until_whole(num_workers=2)
+    yield served
+    served.wait_until_whole(num_workers=2)
+
+
+def test_most_answers_of_the_trained_dream_are_right(demo_dream_graph: Served) -> None:
+    ask_tasks(demo_dream_graph, Reference(DEMO_MODELS["demo-dream"]))
