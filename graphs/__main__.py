@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from components.config import ConfigError
-from graphs import chat, drain, flags, generate
+from graphs import chat, drain, flags, generate, plan
 from graphs.colocated import COLOCATED
 from graphs.disaggregated import DISAGGREGATED
 from graphs.hybrid import HYBRID
@@ -33,6 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     generate.add_arguments(offline)
+    planner = commands.add_parser(
+        "plan",
+        help="find the best configuration by simulation",
+        description=plan.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    plan.add_arguments(planner)
     arguments = parser.parse_args(argv)
     run: Callable[[argparse.Namespace], int] = arguments.run
     return run(arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from backend.core.sampling_params import SamplingParams
 from benchmarks.lengths import Length
@@ -16,8 +17,11 @@ from benchmarks.simulator.timing import Modelled
 from benchmarks.simulator.workload import Workload
 
 
-def simulate(config: SimulatorConfig, workload: Workload) -> Result:
+def simulate(config: SimulatorConfig, workload: Workload, watch: Callable[[Trip], None] | None = None) -> Result:
     """Runs every request to its end. The same arguments give the same result, to the last bit.
+
+    Args:
+        watch: called with every request that has its answer; what it raises ends the run.
 
     Raises:
         ValueError: a request can never fit a worker, or the model of forwards per block cannot be: see `Lognormal`.
@@ -27,6 +31,8 @@ def simulate(config: SimulatorConfig, workload: Workload) -> Result:
     waiting = iter(trips if workload.num_clients else ())
 
     def on_finished(trip: Trip) -> None:
+        if watch:
+            watch(trip)
         if (then := next(waiting, None)) is not None:
             graph.arrive(then)
 
