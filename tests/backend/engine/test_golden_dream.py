@@ -15,7 +15,7 @@ from backend.core.step import StepPlan, StepResult
 from backend.engine.engine import Engine, EngineConfig
 from tests.backend.engine import test_golden
 from tests.backend.engine.conftest import GoldenTable
-from tests.backend.engine.test_golden import Case, compare, generate
+from tests.backend.engine.test_golden import Case, batches, compare, generate
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def commits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[i
 def test_the_reference_cases(
     engine: Engine, cases: list[Case], commits: dict[str, list[int]], is_together: bool, golden_table: GoldenTable
 ) -> None:
-    for together in [cases] if is_together else [[case] for case in cases]:
+    for together in batches(cases, is_together):
         compare(golden_table, together, *generate(engine, together), "in one batch" if is_together else "alone")
         for case in together:
             assert commits[case["id"]] == [forward[4] for forward in case["forwards"]], case["id"]
