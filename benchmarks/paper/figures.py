@@ -28,12 +28,12 @@ HYBRIDS = (hybrid(5, 1024), hybrid(5, 4096), hybrid(3, 1024), hybrid(3, 4096))
 WAY_LOADS = {
     LLADA_SHAREGPT: (3.0, 6.0, 6.5, 7.0, 7.5, 8.0),
     LLADA_ARXIV: (3.0, 6.0, 7.0, 8.0, 8.5),
-    DREAM_SHAREGPT: (3.0, 6.0, 7.0, 8.0, 8.5),
-    DREAM_ARXIV: (3.0, 7.0, 8.5, 9.5, 10.0),
+    DREAM_SHAREGPT: (3.0, 6.0, 7.0, 8.0, 8.5, 9.5),
+    DREAM_ARXIV: (3.0, 7.0, 8.5, 9.5, 10.0, 11.0),
 }
 BUDGET_LOADS = {
-    LLADA_SHAREGPT: (6.0, 6.5, 7.0, 7.5),
-    LLADA_ARXIV: (7.0, 8.0),
+    LLADA_SHAREGPT: (6.0, 6.5, 7.0, 7.5, 8.0),
+    LLADA_ARXIV: (7.0, 8.0, 8.5),
     DREAM_SHAREGPT: (7.0, 8.5),
     DREAM_ARXIV: (7.0, 8.5),
 }

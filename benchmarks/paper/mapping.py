@@ -19,7 +19,7 @@ from benchmarks.paper.figures import (
     ONE_GPU_LOADS,
     SPLIT_LOAD,
 )
-from benchmarks.paper.orderings import colocated_is_lowest, first_to_saturate
+from benchmarks.paper.orderings import SATURATED, colocated_is_lowest, first_to_saturate
 from benchmarks.paper.points import (
     DREAM_ARXIV,
     DREAM_SHAREGPT,
@@ -138,7 +138,7 @@ SIMULATED: dict[str, Simulated] = {
     "C063": _at(LS, DISAGGREGATED, 7.5),
     "C064": _at(LS, COLOCATED, 7.5),
     "C065": _at(LS, HYBRID, 7.5),
-    "C066": Simulated(_count(first_to_saturate), "its mean doubles at the lowest load of the three"),
+    "C066": Simulated(_count(first_to_saturate), f"its mean is the first at {SATURATED:g} times colocated's lowest"),
     "C067": Simulated(_count(colocated_is_lowest), "at the highest load that the text names: 7.5, 8, 8.5, 8.5"),
     "C068": _less(DA, 7.0, DISAGGREGATED, COLOCATED),
     "C069": _less(DA, 7.0, DISAGGREGATED, COLOCATED, P99),

@@ -31,6 +31,9 @@ def _figure3(seededs: Sequence[Seeded]) -> Figure:
     for axes, decoder in zip(panels, [d for d in decode_steps.DECODERS if d.beside], strict=True):
         for each, colour in zip((decoder, by_label[decoder.beside]), COLOURS, strict=False):
             axes.plot(decode_steps.BATCHES, decode_steps.step_ms(each), color=colour, marker="o", label=each.label)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(decode_steps.BATCHES, map(str, decode_steps.BATCHES))
+        axes.set_ylim(bottom=0)
         finish(axes, f"{decoder.label} beside {decoder.beside}", "batch, requests", "decode iteration, ms")
         axes.legend(fontsize=7)
     return figure

@@ -35,6 +35,10 @@ class Seeded:
         except KeyError:
             raise NotRun(point) from None
 
+    def achieved(self, pair: Pair) -> float:
+        """Arrivals per second over the load that was asked for, the same at every load."""
+        return workload(pair, 1.0, self.num_requests, self.seed).achieved_rate
+
     def curve(self, pair: Pair, variant: Variant, loads: Iterable[float], metric: str) -> Curve:
         """Raises NotRun."""
         return [(load, Measure(pair, variant, load, metric)(self)) for load in loads]
