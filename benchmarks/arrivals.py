@@ -11,6 +11,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 
 
@@ -43,7 +44,10 @@ def bursts(rate: float, size: int, seed: int) -> Iterator[float]:
 
 
 def replay(path: Path, rate: float | None = None) -> list[float]:
-    """The column `arrival_s` of a CSV file, from its first arrival on.
+    """The arrivals of a CSV file, counted from its first.
+
+    It has a column arrival_s, in seconds; or, as the traces that the paper's prototype reads, Time in
+    seconds (of one Date) or arrival_time in timestamps.
 
     Args:
         rate: stretches time so that this is the mean rate; the recorded one if None.
@@ -51,9 +55,15 @@ def replay(path: Path, rate: float | None = None) -> list[float]:
     Raises:
         ValueError: no such column, fewer than 2 arrivals, or times that go backwards.
     """
+    csv.field_size_limit(1 << 30)  # see `lengths.read`
     with path.open(newline="") as file:
+        table = csv.DictReader(file)
+        columns = set(table.fieldnames or ())
         try:
-            times = [float(row["arrival_s"]) for row in csv.DictReader(file)]
+            if "arrival_time" in columns:
+                times = [datetime.fromisoformat(row["arrival_time"]).timestamp() for row in table]
+            else:
+                times = [float(row["Time" if "Time" in columns else "arrival_s"]) for row in table]
         except (KeyError, ValueError, TypeError):
             raise ValueError(f"{path}: expected a column arrival_s of seconds") from None
     if len(times) < 2 or times != sorted(times) or times[0] == times[-1]:

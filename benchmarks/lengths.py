@@ -15,6 +15,8 @@ from pathlib import Path
 
 MAX_TOTAL = 4096
 COLUMNS = ("num_prompt_tokens", "num_output_tokens")
+_ALIASES = (COLUMNS, ("prompt_len", "gen_len"), ("PromptTokenCount", "CompletionTokenCount"))
+"""Ours, and those of the length traces and the full request traces that the paper's prototype reads."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +81,17 @@ def _truncated(draw: Callable[[random.Random], float], bounds: tuple[int, int], 
 
 
 def read(path: Path) -> list[Length]:
-    """The lengths of a CSV file with the columns num_prompt_tokens and num_output_tokens.
+    """The lengths of a CSV file with the columns num_prompt_tokens and num_output_tokens, or as in `_ALIASES`.
 
     Raises:
         ValueError: no such columns, no rows, or a length that is no positive number.
     """
+    csv.field_size_limit(1 << 30)  # the prototype's length traces may hold whole articles
     with path.open(newline="") as file:
+        table = csv.DictReader(file)
+        columns = next((names for names in _ALIASES if set(names) <= set(table.fieldnames or ())), COLUMNS)
         try:
-            lengths = [Length(*(int(row[column]) for column in COLUMNS)) for row in csv.DictReader(file)]
+            lengths = [Length(*(int(row[column]) for column in columns)) for row in table]
         except (KeyError, ValueError, TypeError):
             raise ValueError(f"{path}: expected the columns {' and '.join(COLUMNS)}, whole numbers") from None
     if not lengths or any(min(length.num_prompt_tokens, length.num_output_tokens) < 1 for length in lengths):

@@ -103,13 +103,16 @@ def traced(name: str, seed: int, ids: range, *, scale: float = 1.0, max_total: i
     return token_prompts(trace_lengths(name, seed, scale=scale, max_total=max_total), Path(name).stem, seed, ids)
 
 
-def trace_lengths(name: str, seed: int, *, scale: float = 1.0, max_total: int | None = None) -> Iterator[Length]:
+def trace_lengths(
+    name: str, seed: int, *, scale: float = 1.0, max_total: int | None = None, in_order: bool = False
+) -> Iterator[Length]:
     """The lengths of a trace, endless.
 
     Args:
         name: `sharegpt` or `arxiv` (generators of the paper's Table 1), or the path of a CSV file.
         scale: all lengths are multiplied by this, for models with a short context.
         max_total: pairs of more prompt + output tokens (after scaling) are left out; None keeps all.
+        in_order: a file's rows as they come, not in a seeded order.
 
     Raises:
         ValueError: see `lengths.read`; or no pair of a CSV file is as short as `max_total`.
@@ -120,7 +123,7 @@ def trace_lengths(name: str, seed: int, *, scale: float = 1.0, max_total: int | 
         recorded = lengths.read(Path(name))
         if max_total and all(_total(length.scaled(scale)) > max_total for length in recorded):
             raise ValueError(f"{name}: every row is over {max_total} tokens")
-        drawn = lengths.shuffled(recorded, seed)
+        drawn = itertools.cycle(recorded) if in_order else lengths.shuffled(recorded, seed)
     scaled = (length.scaled(scale) for length in drawn)
     return (length for length in scaled if not max_total or _total(length) <= max_total)
 

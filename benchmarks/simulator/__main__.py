@@ -24,7 +24,7 @@ from benchmarks.simulator.denoising import Lognormal, Recorded
 from benchmarks.simulator.latency import Efficiencies, Measured
 from benchmarks.simulator.result import Result
 from benchmarks.simulator.simulate import simulate
-from benchmarks.simulator.workload import Workload, draw
+from benchmarks.simulator.workload import DEFAULT_QPS, Workload, draw
 
 GRAPHS = ("colocated", "disaggregated", "hybrid", "conditional")
 
@@ -54,7 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     _print_rest(result, console)
     console.print(f"{result.duration_s / took_s:.0f} times real time ({took_s:.1f} s)", style="dim")
     if arguments.out:
-        results.write_run(arguments.out, setup | _rest(result), summary, result.outcomes())
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        document = {"setup": setup, "summary": dataclasses.asdict(summary), **_rest(result)}
+        results.write_json(arguments.out / "summary.json", document)
+        result.write_csv(arguments.out / "requests.csv")
     return 0
 
 
@@ -86,10 +89,10 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
         "--trace", default="sharegpt", help=f"{', '.join(TRACES)}, or a CSV file of lengths (%(default)s)"
     )
     group.add_argument("--num-requests", type=int, default=4000, metavar="N", help="(%(default)s)")
-    group.add_argument("--qps", type=float, default=7.5, help="mean requests per second (%(default)s)")
+    group.add_argument("--qps", type=float, help=f"mean requests per second ({DEFAULT_QPS}; a replay: its own)")
     group.add_argument(
         "--arrivals", default="poisson", metavar="PROCESS",
-        help="poisson, gamma, bursts, closed, or a CSV file with a column arrival_s (%(default)s)",
+        help="poisson, gamma, bursts, closed, or a CSV file of arrival times (%(default)s)",
     )  # fmt: skip
     group.add_argument("--cv", type=float, default=2.0, help="gamma: deviation of gaps over their mean (%(default)s)")
     group.add_argument("--burst-size", type=int, default=8, metavar="N", help="bursts: requests at once (%(default)s)")
@@ -119,7 +122,7 @@ def _config(arguments: argparse.Namespace) -> SimulatorConfig:
     }
     if is_colocated and arguments.prefill:
         raise ValueError("a colocated graph has no prefill workers")
-    if arguments.kv_cache_tokens or arguments.gpu != "h100":
+    if arguments.kv_cache_tokens:
         changes["kv_cache_tokens"] = arguments.kv_cache_tokens
     if arguments.max_prefill_tokens:
         changes["max_prefill_tokens"] = arguments.max_prefill_tokens

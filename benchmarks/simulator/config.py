@@ -114,6 +114,8 @@ class SimulatorConfig:
 def calibrated(model: str, trace: str, **changes: Any) -> SimulatorConfig:
     """The paper's testbed (8 H100s) with the constants of the data file `calibration.yaml`.
 
+    On another GPU the KV pool is what its memory holds.
+
     Raises:
         ValueError: there are none for this model and trace, or see `SimulatorConfig`.
     """
@@ -121,6 +123,8 @@ def calibrated(model: str, trace: str, **changes: Any) -> SimulatorConfig:
     if trace == "common" or trace not in of_model:
         raise ValueError(f"no calibration of {model} on {trace}; see {hardware.DATA / 'calibration.yaml'}")
     fitted = of_model[trace]
+    if changes.get("gpu", "h100") != "h100":
+        changes.setdefault("kv_cache_tokens", None)
     config = SimulatorConfig(
         model=model,
         steps=Lognormal(fitted["steps_per_block"]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from backend.core.cache_policy import cache_policy
 from backend.core.ledger import Dispatch
 from backend.core.placer import Placer
 from backend.core.request import Request
@@ -65,13 +64,22 @@ class Graph:
         trip.due_s = self._clock.now
         self._submit(trip)
 
+    def check(self) -> None:
+        """Raises RuntimeError if something is left behind when nothing is due any more: a bug."""
+        pools = [worker.scheduler.pool for worker in self.workers]
+        for pool in pools:
+            pool.check()
+        num_held = sum(pool.num_pages - pool.num_free for pool in pools)
+        if self._flights or num_held or len(self.placer.ledger):
+            raise RuntimeError(f"{len(self._flights)} blocks never ended, {num_held} pages were never freed")
+
     # The router, as `Dispatcher._attempt` goes.
 
     def _submit(self, trip: Trip) -> None:
         block = len(trip.tokens) // trip.params.block_length
         name = f"{trip.name}/{block}.1"
         request = Request(name, trip.prompt, trip.params, trip.due_s, finished_blocks=trip.tokens)
-        num_tokens = cache_policy(trip.params.cache_policy).prefill_tokens(request)
+        num_tokens = request.sequence_length
         dispatch = (trip.name, block, 1)
         flight = Flight(trip, dispatch, request, num_tokens, trip.blocks[block], self._clock.now)
         self._flights[name] = self._flight_of[dispatch] = flight

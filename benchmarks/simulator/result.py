@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
@@ -104,6 +105,13 @@ class Result:
     def summary(self, objective: Objective) -> Summary:
         """The figures of a run, as the load generator gives them for a live one."""
         return dataclasses.replace(summarize(self.outcomes(), self.duration_s, objective), commit_gap=self.commit_gap)
+
+    def write_csv(self, path: Path) -> None:
+        """One row per request, one column per figure."""
+        with path.open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(COLUMNS)
+            rows.writerows(zip(*(self.requests[name].round(6).tolist() for name in COLUMNS), strict=True))
 
     def save(self, path: Path) -> None:
         """As a numpy archive, which `load` reads."""

@@ -20,7 +20,7 @@ def simulate(config: SimulatorConfig, workload: Workload) -> Result:
     """Runs every request to its end. The same arguments give the same result, to the last bit.
 
     Raises:
-        ValueError: a request that can never fit a worker; more prefill than any draw allows: see `SimulatorConfig`.
+        ValueError: a request can never fit a worker, or the model of forwards per block cannot be: see `Lognormal`.
     """
     clock = Clock()
     trips = [_trip(config, workload, index, length) for index, length in enumerate(workload.lengths)]
@@ -39,6 +39,7 @@ def simulate(config: SimulatorConfig, workload: Workload) -> Result:
         for trip, due_s in zip(trips, workload.arrivals_s, strict=True):
             clock.after(due_s, graph.arrive, trip)
     clock.run()
+    graph.check()
     return collect(config, workload, trips, graph)
 
 

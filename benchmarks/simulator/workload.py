@@ -13,6 +13,7 @@ from benchmarks.lengths import TRACES, Length
 from benchmarks.workload import trace_lengths
 
 Mode = Literal["end of text", "fixed length", "whole blocks"]
+DEFAULT_QPS = 7.5
 Process = Literal["poisson", "gamma", "bursts", "closed"]
 
 
@@ -71,7 +72,7 @@ def draw(
     num_requests: int,
     seed: int,
     *,
-    qps: float = 1.0,
+    qps: float | None = None,
     process: Process = "poisson",
     cv: float = 2.0,
     burst_size: int = 8,
@@ -87,30 +88,41 @@ def draw(
 
     Args:
         trace, scale, max_total: see `trace_lengths`.
-        process, cv, burst_size, num_clients: see `benchmarks.arrivals`; `replay` is a file of arrival times.
+        qps: requests per second; None: a replay's own, else `DEFAULT_QPS`.
+        process, cv, burst_size, num_clients: see `benchmarks.arrivals`.
+        replay: a file of arrival times instead. If it is the trace's own, each row is one request.
         canvas_length: None: the paper's for its traces (scaled), else each output's own.
 
     Raises:
         ValueError: no such trace, rate or process; an output longer than the canvas.
         OSError: a file cannot be read.
     """
-    lengths = tuple(itertools.islice(trace_lengths(trace, seed, scale=scale, max_total=max_total), num_requests))
+    in_order = replay is not None and replay == Path(trace)
+    if in_order and max_total:
+        raise ValueError("max_total would leave out lengths but not their arrivals")
+    drawn = trace_lengths(trace, seed, scale=scale, max_total=max_total, in_order=in_order)
+    lengths = tuple(itertools.islice(drawn, num_requests))
     if canvas_length is None and trace in TRACES:
         canvas_length = -(-int(TRACES[trace].canvas_length * scale) // block_length) * block_length
-    times: Iterator[float] | list[float]
+    times: Iterator[float]
+    name = Path(trace).stem
     if replay is not None:
-        times = arrivals.replay(replay, qps)
-    elif process == "poisson":
+        due = tuple(arrivals.replay(replay, qps)[:num_requests])
+        return Workload(
+            f"{name} as {replay.name}", lengths[: len(due)], due, 0, canvas_length, block_length, mode, seed
+        )
+    qps = DEFAULT_QPS if qps is None else qps
+    if process == "poisson":
         times = arrivals.poisson(qps, seed)
     elif process == "gamma":
         times = arrivals.gamma(qps, cv, seed)
     elif process == "bursts":
         times = arrivals.bursts(qps, burst_size, seed)
     elif process == "closed":
-        name = f"{Path(trace).stem}, {num_clients} clients"
-        return Workload(name, lengths, (), num_clients, canvas_length, block_length, mode, seed)
+        return Workload(
+            f"{name}, {num_clients} clients", lengths, (), num_clients, canvas_length, block_length, mode, seed
+        )
     else:
         raise ValueError(f"process={process!r} is not known; allowed: poisson, gamma, bursts, closed")
-    due = tuple(itertools.islice(times, len(lengths)))
-    name = f"{Path(trace).stem} at {qps:g}/s"
-    return Workload(name, lengths[: len(due)], due, 0, canvas_length, block_length, mode, seed)
+    due = tuple(itertools.islice(times, num_requests))
+    return Workload(f"{name} at {qps:g}/s", lengths, due, 0, canvas_length, block_length, mode, seed)

@@ -63,6 +63,19 @@ def test_replay_starts_at_zero_and_can_be_stretched(tmp_path: Path) -> None:
     assert replay(file, rate=4.0) == [0.0, 0.125, 0.5]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Date,Time\n3,10\n3,11.5\n",
+        "arrival_time,x\n2023-11-16 18:15:46.500,1\n2023-11-16 18:15:48,1\n",
+    ],
+)
+def test_arrivals_of_the_papers_prototype_are_read(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "arrivals.csv"
+    file.write_text(text)
+    assert replay(file) == [0.0, 1.5]
+
+
 @pytest.mark.parametrize("text", ["", "time\n1\n2\n", "arrival_s\n1\n", "arrival_s\n2\n1\n", "arrival_s\n1\nx\n"])
 def test_a_file_without_arrivals_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "arrivals.csv"

@@ -49,6 +49,13 @@ def test_a_recorded_trace_is_drawn_whole_before_it_repeats(tmp_path: Path) -> No
     assert drawn[:10] != drawn[10:]
 
 
+@pytest.mark.parametrize("columns", ["prompt_len,gen_len", "PromptTokenCount,CompletionTokenCount"])
+def test_traces_of_the_papers_prototype_are_read(tmp_path: Path, columns: str) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text(f"session_id,messages,{columns}\n7,{'word ' * 40_000},5,6\n")
+    assert read(file) == [Length(5, 6)]
+
+
 @pytest.mark.parametrize("rows", ["", "a,b\n1,2\n", "num_prompt_tokens,num_output_tokens\n", None, "bad"])
 def test_a_file_without_lengths_is_refused(tmp_path: Path, rows: str | None) -> None:
     file = tmp_path / "trace.csv"

@@ -99,12 +99,12 @@ class RecordedEngine(Engine):
         super().__init__(runner, scheduler)
         self._worker, self._recorder = worker, recorder
 
-    def step(self, on_plan: Any = None) -> StepOutput | None:
+    def step(self, *arguments: Any) -> StepOutput | None:
         recorder = self._recorder
         turn = Turn(recorder.now())
         turn.commands, recorder.commands[self._worker] = recorder.commands[self._worker], []
         recorder.turns[self._worker].append(turn)
-        output = super().step(on_plan)
+        output = super().step(*arguments)
         if output is not None:
             plan = output.plan
             turn.step = tuple(r.request_id for r in plan.prefills), tuple(r.request_id for r in plan.decodes)

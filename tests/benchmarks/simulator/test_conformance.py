@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,9 +24,10 @@ from benchmarks.simulator.flight import Flight, Trip
 from benchmarks.simulator.graph import Graph
 from benchmarks.simulator.timing import Message
 from benchmarks.simulator.worker import SimWorker
-from components.config import DEMO_MODEL
+from components import config as components_config
 from tests.benchmarks.simulator.recording import Recorder, Step, record
 
+DEMO_MODEL = Path(components_config.__file__).with_name("demo_model")
 NUM_REQUESTS = 40
 CONFIGS: dict[str, dict[str, Any]] = {
     "colocated": {"num_colocated": 2, "token_budget": 200},
