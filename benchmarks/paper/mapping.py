@@ -161,11 +161,11 @@ SIMULATED: dict[str, Simulated] = {
     "C088": _at(LS, DISAGGREGATED, 6.5, "decode p99"),
     "C089": Simulated(
         lambda seeded: 1e3 * Measure(LS, DISAGGREGATED, 6.5, "transfer p99")(seeded),
-        "a request's sum, at 6.5: no load given",
+        "a request's sum, at 6.5, until the step that can use it: neither is given",
     ),
     "C090": Simulated(
         lambda seeded: 1e3 * Measure(DA, DISAGGREGATED, 8.5, "transfer p99")(seeded),
-        "a request's sum, at 8.5: no load given",
+        "a request's sum, at 8.5, until the step that can use it: neither is given",
     ),
     "C095": _at(LS, colocated(512), 7.0, P99),
     "C096": _at(LS, colocated(512), 7.5, P99),
