@@ -1,0 +1,1 @@
+"""The paper's figures and numbers, from the simulator."""
