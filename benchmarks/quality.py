@@ -122,7 +122,7 @@ def report(cells: Sequence[Cell], each: int) -> str:
 
 def write_csv(cells: Sequence[Cell], path: Path) -> None:
     with path.open("w", newline="") as file:
-        table = csv.writer(file)
+        table = csv.writer(file, lineterminator="\n")
         table.writerow(("model", "cache_policy", "unmasking", *TASKS, "tokens_per_forward", "positions_per_token"))
         for cell in cells:
             exact = (round(value, 4) for value in cell.exact.values())
