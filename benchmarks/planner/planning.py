@@ -174,7 +174,6 @@ class Planner:
     def _capacities(self, finalists: Iterable[Standing[SimulatorConfig]]) -> tuple[Capacity, ...]:
         """Of each on every seed, from where screening saw it."""
         entries = {standing.candidate: standing.load for standing in finalists}
-        pairs = [(config, seed) for config in entries for seed in self._seeds]
         peaks: dict[SimulatorConfig, int] = dict.fromkeys(entries, 0)
 
         def ask(questions: list[Question[tuple[SimulatorConfig, int]]]) -> list[float]:
@@ -184,9 +183,16 @@ class Planner:
                 peaks[trial.config] = max(peaks[trial.config], point.peak_tokens)
             return [point.ratio for point in points]
 
-        # Long runs bear less than short ones.
-        standings = together([race([pair], 0.85 * entries[pair[0]], stride=2) for pair in pairs], ask)
-        loads = {standing.candidate: standing.load for (standing,) in standings}
+        # Long runs bear less than short ones; one seed bears about as much as another.
+        starts = {config: 0.85 * load for config, load in entries.items()}
+        loads: dict[tuple[SimulatorConfig, int], float] = {}
+        for seed in self._seeds:
+            stride = 2 if not loads else 1
+            races = [race([(config, seed)], start, stride=stride) for config, start in starts.items()]
+            for (standing,) in together(races, ask):
+                loads[standing.candidate] = standing.load
+                config, _ = standing.candidate
+                starts[config] = standing.load or starts[config]
         capacities = [
             Capacity(config, tuple(loads[config, seed] for seed in self._seeds), peaks[config]) for config in entries
         ]
