@@ -53,7 +53,7 @@ class Capacity:
 
     Attributes:
         loads: the highest load that meets the objective, requests per second, of each seed.
-        peak_tokens: in flight at these loads.
+        peak_tokens: in flight at most, at loads that meet the objective.
     """
 
     config: SimulatorConfig
@@ -180,7 +180,8 @@ class Planner:
             trials = [Trial(config, load, seed, self._finals.at(load, self._slo)) for (config, seed), load in questions]
             points = self._ask(trials)
             for trial, point in zip(trials, points, strict=True):
-                peaks[trial.config] = max(peaks[trial.config], point.peak_tokens)
+                if point.ratio < 1:
+                    peaks[trial.config] = max(peaks[trial.config], point.peak_tokens)
             return [point.ratio for point in points]
 
         # Long runs bear less than short ones; one seed bears about as much as another.
