@@ -43,7 +43,7 @@ class Effort:
 
 
 SCREENING = Effort(320, 2.0)
-NUM_BOUNDS = 6.0
+NUM_BOUNDS = 4.0
 """Of the finalists' runs."""
 
 
