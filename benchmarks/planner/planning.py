@@ -43,7 +43,7 @@ class Effort:
 
 
 SCREENING = Effort(320, 2.0)
-NUM_BOUNDS = 6.0
+NUM_BOUNDS = 4.0
 """Of the finalists' runs."""
 
 
@@ -53,7 +53,7 @@ class Capacity:
 
     Attributes:
         loads: the highest load that meets the objective, requests per second, of each seed.
-        peak_tokens: in flight at these loads.
+        peak_tokens: in flight at most, at loads that meet the objective.
     """
 
     config: SimulatorConfig
@@ -174,19 +174,26 @@ class Planner:
     def _capacities(self, finalists: Iterable[Standing[SimulatorConfig]]) -> tuple[Capacity, ...]:
         """Of each on every seed, from where screening saw it."""
         entries = {standing.candidate: standing.load for standing in finalists}
-        pairs = [(config, seed) for config in entries for seed in self._seeds]
         peaks: dict[SimulatorConfig, int] = dict.fromkeys(entries, 0)
 
         def ask(questions: list[Question[tuple[SimulatorConfig, int]]]) -> list[float]:
             trials = [Trial(config, load, seed, self._finals.at(load, self._slo)) for (config, seed), load in questions]
             points = self._ask(trials)
             for trial, point in zip(trials, points, strict=True):
-                peaks[trial.config] = max(peaks[trial.config], point.peak_tokens)
+                if point.ratio < 1:
+                    peaks[trial.config] = max(peaks[trial.config], point.peak_tokens)
             return [point.ratio for point in points]
 
-        # Long runs bear less than short ones.
-        standings = together([race([pair], 0.85 * entries[pair[0]], stride=2) for pair in pairs], ask)
-        loads = {standing.candidate: standing.load for (standing,) in standings}
+        # Long runs bear less than short ones; one seed bears about as much as another.
+        starts = {config: 0.85 * load for config, load in entries.items()}
+        loads: dict[tuple[SimulatorConfig, int], float] = {}
+        for seed in self._seeds:
+            stride = 2 if not loads else 1
+            races = [race([(config, seed)], start, stride=stride) for config, start in starts.items()]
+            for (standing,) in together(races, ask):
+                loads[standing.candidate] = standing.load
+                config, _ = standing.candidate
+                starts[config] = standing.load or starts[config]
         capacities = [
             Capacity(config, tuple(loads[config, seed] for seed in self._seeds), peaks[config]) for config in entries
         ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
@@ -85,31 +86,44 @@ class Slo:
         """The worst figure over its bound: the objective is met below 1."""
         return max(bound.of(latencies_s) / bound.seconds for bound in self.bounds)
 
-    def watch(self, num_requests: int) -> Callable[[Trip], None]:
-        """To be told of every answer of a run: raises `Missed` once no rest can save it, and never before.
+    def watch(self, arrivals_s: Sequence[float]) -> Callable[[Trip], None]:
+        """To be told of every answer of a run of these arrivals; raises `Missed` once nothing can save it, not before.
 
         A run that misses by the interpolation of a percentile alone goes to its end.
         """
-        missed = [_missed(bound, num_requests) for bound in self.bounds]
+        missed = [_missed(bound, arrivals_s) for bound in self.bounds]
 
         def watch(trip: Trip) -> None:
             for is_missed in missed:
-                if is_missed(trip.finished_s - trip.due_s):
+                if is_missed(trip):
                     raise Missed
 
         return watch
 
 
-def _missed(bound: Bound, num_requests: int) -> Callable[[float], bool]:
-    """Says, told each latency in turn, whether a bound is missed by now."""
-    budget, spent = num_requests * bound.seconds, 0.0
-    if bound.percent is not None:
-        # Percentiles are interpolated upwards from the latency of this rank, counted from 0.
-        budget = num_requests - math.floor((num_requests - 1) * bound.percent / 100)
+def _missed(bound: Bound, arrivals_s: Sequence[float]) -> Callable[[Trip], bool]:
+    """Says, told each answer in turn, whether a bound is missed by now, by those that are under way included."""
+    num_requests = len(arrivals_s)
+    spent, num_due, num_met = 0.0, 0, 0
+    met: list[float] = []  # a heap of when those were due that are not yet in num_met
+    # Percentiles are interpolated upwards from the latency of this rank, counted from 0.
+    rank = math.floor((num_requests - 1) * (bound.percent or 0.0) / 100)
 
-    def is_missed(latency_s: float) -> bool:
+    def is_mean_missed(trip: Trip) -> bool:
         nonlocal spent
-        spent += latency_s if bound.percent is None else latency_s >= bound.seconds
-        return spent >= budget
+        spent += trip.finished_s - trip.due_s
+        return spent >= num_requests * bound.seconds
 
-    return is_missed
+    def is_percentile_missed(trip: Trip) -> bool:
+        nonlocal num_due, num_met
+        latest = trip.finished_s - bound.seconds
+        if trip.due_s > latest:
+            heappush(met, trip.due_s)
+        while num_due < num_requests and arrivals_s[num_due] <= latest:
+            num_due += 1
+        while met and met[0] <= latest:
+            heappop(met)
+            num_met += 1
+        return num_due - num_met >= num_requests - rank  # late, whether they have ended or not
+
+    return is_mean_missed if bound.percent is None else is_percentile_missed

@@ -81,7 +81,7 @@ def measure(demand: Demand, trial: Trial) -> Point:
     """Runs a trial. Raises: see `simulate` and `draw`."""
     workload = demand.workload(trial.num_requests, trial.seed, trial.load)
     try:
-        result = simulate(trial.config, workload, demand.slo.watch(trial.num_requests) if trial.may_stop else None)
+        result = simulate(trial.config, workload, demand.slo.watch(workload.arrivals_s) if trial.may_stop else None)
     except Missed:
         return Point()
     latencies = result.requests["latency_s"]

@@ -43,4 +43,4 @@ class Cluster:
         # All figures alike, and the objective's bound reached at the limit.
         bound_s = self._slo.loosest_s
         seconds = self._lone_s + max(bound_s - self._lone_s, 0.0) * trial.load / limit
-        return Point(seconds / bound_s, seconds, seconds, (seconds,) * len(self._slo.bounds), 1000)
+        return Point(seconds / bound_s, seconds, seconds, (seconds,) * len(self._slo.bounds), round(1000 * trial.load))

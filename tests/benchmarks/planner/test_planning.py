@@ -27,6 +27,7 @@ def test_the_best_of_all_is_found_with_few_trials() -> None:
     assert (config.num_prefill, config.num_colocated) == (BEST_PREFILL, 3)
     assert (config.token_budget, config.overflow_threshold) == (BEST_BUDGET, BEST_THRESHOLD)
     assert best.load < capacity(config) <= best.load * STEP * 1.001
+    assert best.peak_tokens == round(1000 * best.load), "of loads that meet the objective, the highest"
     assert best.per_gpu == pytest.approx(best.load / 8)
     num_all = len(TOKEN_BUDGETS) * (1 + 7 * len(OVERFLOW_THRESHOLDS)) + 7
     assert plan.num_screened < num_all / 4

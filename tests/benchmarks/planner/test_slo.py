@@ -51,15 +51,16 @@ def test_the_ratio_is_that_of_the_worst_bound() -> None:
     assert Slo.parse("p50<5s,mean<2s").ratio(latencies) == pytest.approx(2.5 / 2)
 
 
-def is_missed(slo: Slo, latencies: list[float]) -> int | None:
-    """After how many answers the watch gives up."""
-    watch = slo.watch(len(latencies))
-    for number, latency_s in enumerate(latencies):
-        trip = Trip(number, str(number), (), None, (), due_s=0.5, finished_s=0.5 + latency_s)  # type: ignore[arg-type]
+def given_up(slo: Slo, arrivals_s: list[float], latencies: list[float]) -> float | None:
+    """When the watch gives up."""
+    watch = slo.watch(arrivals_s)
+    pairs = zip(arrivals_s, latencies, strict=True)
+    for finished_s, due_s in sorted((due_s + latency_s, due_s) for due_s, latency_s in pairs):
+        trip = Trip(0, "0", (), None, (), due_s=due_s, finished_s=finished_s)  # type: ignore[arg-type]
         try:
             watch(trip)
         except Missed:
-            return number + 1
+            return finished_s
     return None
 
 
@@ -70,14 +71,25 @@ def test_a_watch_gives_up_only_where_nothing_can_help(text: str) -> None:
     for _ in range(400):
         scale = rng.choice([0.3, 0.5, 0.9, 1.1])
         latencies = [scale * rng.expovariate(1.0) for _ in range(rng.randint(1, 120))]
-        stopped = is_missed(slo, latencies)
-        if stopped is not None:
-            best = latencies[:stopped] + [0.0] * (len(latencies) - stopped)
+        arrivals = sorted(rng.uniform(0, 10) for _ in latencies)
+        stopped_s = given_up(slo, arrivals, latencies)
+        if stopped_s is not None:
+            # At best, what is under way ends now and what has not come takes no time.
+            ends = zip(arrivals, latencies, strict=True)
+            best = [min(latency, max(stopped_s - due, 0.0)) for due, latency in ends]
             assert slo.ratio(np.array(best)) >= 1 - 1e-12
-        seen.add(stopped is not None)
+        seen.add(stopped_s is not None)
     assert seen == {False, True}
 
 
-def test_a_watch_gives_up_early() -> None:
-    assert is_missed(Slo.parse("p90<1s"), [2.0] * 100) == 11
-    assert is_missed(Slo.parse("mean<1s"), [2.0] * 100) == 50
+def test_a_watch_gives_up_early_by_what_is_under_way() -> None:
+    at_once = [0.0] * 100
+    assert given_up(Slo.parse("p90<1s"), at_once, [0.5, *[1.5] * 99]) == 1.5
+    assert given_up(Slo.parse("mean<1s"), at_once, [2.0] * 49 + [3.0] * 51) == 3.0
+    # One is answered in time just when eleven others, none of which has ended, are due for more than a second.
+    arrivals = [0.0] * 11 + [float(n) for n in range(2, 91)]
+    assert given_up(Slo.parse("p90<1s"), arrivals, [50.0] * 11 + [0.5] * 89) == 2.5
+
+
+def test_a_watch_lets_a_run_that_meets_go_on() -> None:
+    assert given_up(Slo.parse("p90<1s"), [0.0] * 100, [0.5] * 91 + [5.0] * 9) is None
