@@ -5,12 +5,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from components.offline import Answer
+
+_BEGINNING = b'{"index": '
+"""Of every line that a run writes."""
 
 
 class NotResumableError(ValueError):
@@ -21,6 +25,7 @@ class AnswersFile:
     """Appends answers; knows those that an earlier run has written.
 
     A last line that was torn by a kill is cut away; lines with an error are taken out, to be tried again.
+    A pipe or a device is only written to.
 
     Attributes:
         answered: index -> custom_id of what is answered.
@@ -36,7 +41,8 @@ class AnswersFile:
         self._file = self._open()
         try:
             self._lock()
-            self._resume()
+            if stat.S_ISREG(os.fstat(self._file).st_mode):
+                self._resume()
         except BaseException:
             os.close(self._file)
             raise
@@ -52,6 +58,8 @@ class AnswersFile:
         with self.path.open("rb") as old:
             for number, line in enumerate(old, 1):
                 if not line.endswith(b"\n"):
+                    if not line.startswith(_BEGINNING[: len(line)]):
+                        raise self._stranger(number)
                     os.ftruncate(self._file, os.fstat(self._file).st_size - len(line))
                     break
                 record = self._record(number, line)
@@ -81,7 +89,10 @@ class AnswersFile:
                 return dict(record)
         except (ValueError, TypeError, KeyError, RecursionError):
             pass
-        raise NotResumableError(f"{self.path} line {number} is no answer of an earlier run; choose another output")
+        raise self._stranger(number)
+
+    def _stranger(self, number: int) -> NotResumableError:
+        return NotResumableError(f"{self.path} line {number} is no answer of an earlier run; choose another output")
 
     def write(self, answer: Answer) -> None:
         """All of it or, if the process is killed in just this moment, a line that has no end."""

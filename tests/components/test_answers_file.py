@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,19 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
         AnswersFile(tmp_path)
     with pytest.raises(FileNotFoundError):
         AnswersFile(tmp_path / "no" / "where")
+
+
+@pytest.mark.parametrize("content", ['{"config": 1}', "one line of somebody's notes"])
+def test_a_file_of_somebody_else_without_an_end_of_line_is_not_cut(path: Path, content: str) -> None:
+    path.write_text(content)
+    with pytest.raises(NotResumableError, match="line 1 is no answer of an earlier run"):
+        AnswersFile(path)
+    assert path.read_text() == content
+
+
+def test_a_pipe_is_not_read(path: Path) -> None:
+    """Nobody else has it open: a read would wait for ever."""
+    os.mkfifo(path)
+    with AnswersFile(path) as file:
+        assert not file.answered
+        file.write(answer(0))
