@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -50,8 +51,11 @@ class AnswersFile:
     def _lock(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise NotResumableError(f"{self.path} is being written by another process") from None
+            is_there = os.path.samestat(os.fstat(self._file), os.stat(self.path))
+        except (BlockingIOError, FileNotFoundError):
+            is_there = False
+        if not is_there:  # another process has it, or has just put another file in its place
+            raise NotResumableError(f"{self.path} is being written by another process")
 
     def _resume(self) -> None:
         num_errors = 0
@@ -71,10 +75,12 @@ class AnswersFile:
             self._take_errors_out()
 
     def _take_errors_out(self) -> None:
-        kept = self.path.with_name(f"{self.path.name}.tmp")
+        target = self.path.resolve()  # a link stays one
+        kept = target.with_name(f"{target.name}.tmp")
         with self.path.open("rb") as old, kept.open("wb") as new:
             new.writelines(line for line in old if "error" not in json.loads(line))
-        os.replace(kept, self.path)
+        shutil.copymode(target, kept)
+        os.replace(kept, target)
         os.close(self._file)
         self._file = self._open()
         self._lock()
