@@ -5,12 +5,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
+import stat
 import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from components.offline import Answer
+
+_BEGINNING = b'{"index": '
+"""Of every line that a run writes."""
 
 
 class NotResumableError(ValueError):
@@ -21,6 +26,7 @@ class AnswersFile:
     """Appends answers; knows those that an earlier run has written.
 
     A last line that was torn by a kill is cut away; lines with an error are taken out, to be tried again.
+    A pipe or a device is only written to.
 
     Attributes:
         answered: index -> custom_id of what is answered.
@@ -36,7 +42,8 @@ class AnswersFile:
         self._file = self._open()
         try:
             self._lock()
-            self._resume()
+            if stat.S_ISREG(os.fstat(self._file).st_mode):
+                self._resume()
         except BaseException:
             os.close(self._file)
             raise
@@ -44,14 +51,19 @@ class AnswersFile:
     def _lock(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise NotResumableError(f"{self.path} is being written by another process") from None
+            is_there = os.path.samestat(os.fstat(self._file), os.stat(self.path))
+        except (BlockingIOError, FileNotFoundError):
+            is_there = False
+        if not is_there:  # another process has it, or has just put another file in its place
+            raise NotResumableError(f"{self.path} is being written by another process")
 
     def _resume(self) -> None:
         num_errors = 0
         with self.path.open("rb") as old:
             for number, line in enumerate(old, 1):
                 if not line.endswith(b"\n"):
+                    if not line.startswith(_BEGINNING[: len(line)]):
+                        raise self._stranger(number)
                     os.ftruncate(self._file, os.fstat(self._file).st_size - len(line))
                     break
                 record = self._record(number, line)
@@ -63,10 +75,12 @@ class AnswersFile:
             self._take_errors_out()
 
     def _take_errors_out(self) -> None:
-        kept = self.path.with_name(f"{self.path.name}.tmp")
+        target = self.path.resolve()  # a link stays one
+        kept = target.with_name(f"{target.name}.tmp")
         with self.path.open("rb") as old, kept.open("wb") as new:
             new.writelines(line for line in old if "error" not in json.loads(line))
-        os.replace(kept, self.path)
+        shutil.copymode(target, kept)
+        os.replace(kept, target)
         os.close(self._file)
         self._file = self._open()
         self._lock()
@@ -81,7 +95,10 @@ class AnswersFile:
                 return dict(record)
         except (ValueError, TypeError, KeyError, RecursionError):
             pass
-        raise NotResumableError(f"{self.path} line {number} is no answer of an earlier run; choose another output")
+        raise self._stranger(number)
+
+    def _stranger(self, number: int) -> NotResumableError:
+        return NotResumableError(f"{self.path} line {number} is no answer of an earlier run; choose another output")
 
     def write(self, answer: Answer) -> None:
         """All of it or, if the process is killed in just this moment, a line that has no end."""

@@ -123,7 +123,8 @@ def _asked(fields: Mapping[str, Any]) -> Fields:
     if "body" in fields:
         fields = _body(fields)
     asked = {key: value for key, value in fields.items() if key not in ("custom_id", "prompt", "messages")}
-    extra = asked.pop("nvext", None) or {}
+    extra = asked.pop("nvext", None)
+    extra = {} if extra is None else extra
     if not isinstance(extra, dict) or not isinstance(extra.get("annotations") or [], list):
         raise InvalidRequestError(f"nvext={_short(extra)} is not an object with a list of annotations")
     annotations = extra.pop("annotations", None) or []
@@ -203,7 +204,7 @@ def _check_text(field: str, value: object) -> None:
 
 
 def _stop(value: object) -> Sequence[str]:
-    strings = [value] if isinstance(value, str) else value or []
+    strings = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(strings, list) or not all(isinstance(text, str) and text for text in strings):
         raise InvalidRequestError(f"stop={_short(value)} is neither a string nor a list of strings")
     return strings

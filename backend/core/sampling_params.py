@@ -139,7 +139,8 @@ def _name(field: str, value: object, allowed: tuple[str, ...]) -> None:
 
 
 def _number(field: str, value: object, low: float, high: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    is_finite = not isinstance(value, float) or math.isfinite(value)  # an int may be too large for a float
+    if not isinstance(value, int | float) or isinstance(value, bool) or not is_finite:
         raise InvalidRequestError(f"{field}={value!r} is not a number; allowed: {low:g} to {high:g}")
     if not low <= value <= high:
         raise InvalidRequestError(f"{field}={value!r} is out of range; allowed: {low:g} to {high:g}")

@@ -211,7 +211,7 @@ _DREAM_RULES = {
 
 def _request_defaults(generation: dict[str, Any], path: Path) -> dict[str, Any]:
     """What `generation_config.json` says, by Hugging Face's names, Dream's `alg` and our own."""
-    defaults: dict[str, Any] = dict(_DREAM_RULES.get(generation.get("alg") or "", {}))
+    defaults: dict[str, Any] = dict(_DREAM_RULES.get(str(generation.get("alg")), {}))
     defaults |= {
         key: generation[key]
         for key in _DEFAULTS

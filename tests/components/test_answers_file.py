@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,45 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
         AnswersFile(tmp_path)
     with pytest.raises(FileNotFoundError):
         AnswersFile(tmp_path / "no" / "where")
+
+
+@pytest.mark.parametrize("content", ['{"config": 1}', "one line of somebody's notes"])
+def test_a_file_of_somebody_else_without_an_end_of_line_is_not_cut(path: Path, content: str) -> None:
+    path.write_text(content)
+    with pytest.raises(NotResumableError, match="line 1 is no answer of an earlier run"):
+        AnswersFile(path)
+    assert path.read_text() == content
+
+
+def test_a_pipe_is_not_read(path: Path) -> None:
+    """Nobody else has it open: a read would wait for ever."""
+    os.mkfifo(path)
+    with AnswersFile(path) as file:
+        assert not file.answered
+        file.write(answer(0))
+
+
+def test_a_link_and_the_mode_stay_when_errors_are_taken_out(path: Path) -> None:
+    write(path, answer(0), failure(1))
+    path.chmod(0o600)
+    link = path.with_name("link.jsonl")
+    link.symlink_to(path)
+    write(link, answer(1))
+    assert link.is_symlink() and path.stat().st_mode & 0o777 == 0o600
+    assert [record["index"] for record in records(path)] == [0, 1]
+
+
+def test_a_file_that_was_replaced_meanwhile_is_not_written_to(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another run, between the opening and the lock: what went into the old file would be lost."""
+    write(path, answer(0))
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes())
+    lock = AnswersFile._lock
+
+    def late(self: AnswersFile) -> None:
+        other.replace(path)
+        lock(self)
+
+    monkeypatch.setattr(AnswersFile, "_lock", late)
+    with pytest.raises(NotResumableError, match="is being written by another process"):
+        AnswersFile(path)

@@ -188,3 +188,16 @@ def test_values_are_judged_by_the_rules_that_online_requests_have() -> None:
     line = parse({"prompt": "x", "nvext": {"annotations": ["dllm.block_length:x"]}})
     with pytest.raises(InvalidRequestError, match="block_length='x' is out of range; allowed: a whole number from 1"):
         build_request("r", line.prompt, line.options, CARD, Limits(512, 128), 0.0)
+
+
+@pytest.mark.parametrize("field", ["temperature", "confidence_threshold", "max_tokens", "seed"])
+@pytest.mark.parametrize("value", [10**400, -(10**400)])
+def test_an_integer_too_large_for_a_float_is_refused(field: str, value: int) -> None:
+    with pytest.raises(InvalidRequestError):
+        request({"prompt": [5], field: value})
+
+
+@pytest.mark.parametrize("value", [False, 0, {}])
+def test_a_stop_string_is_a_string_though_it_says_nothing(value: object) -> None:
+    with pytest.raises(InvalidRequestError, match="stop=.* is neither a string nor a list of strings"):
+        parse({"prompt": "x", "stop": value})

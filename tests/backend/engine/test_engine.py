@@ -34,7 +34,8 @@ def small_engine(
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=0.3)
     cache = KVCache(2, pages, page_size, 2, 8, torch.float32, torch.device("cpu"))
-    return Engine(ModelRunner(model, cache), Scheduler(SchedulerConfig(tau, seqs), PagePool(pages, page_size)))
+    scheduler = Scheduler(SchedulerConfig(tau, seqs), PagePool(pages, page_size), config.logits_shift)
+    return Engine(ModelRunner(model, cache), scheduler)
 
 
 @pytest.fixture(scope="module", params=[LLADA, DREAM], ids=["llada", "dream"])
