@@ -25,8 +25,8 @@ class NotResumableError(ValueError):
 class AnswersFile:
     """Appends answers; knows those that an earlier run has written.
 
-    A last line that was torn by a kill is cut away; lines with an error are taken out, to be tried again.
-    A pipe or a device is only written to.
+    `repair` cuts away a last line that was torn by a kill, and takes out lines with an error, to be tried
+    again. A pipe or a device is only written to.
 
     Attributes:
         answered: index -> custom_id of what is answered.
@@ -39,11 +39,12 @@ class AnswersFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.answered: dict[int, str | None] = {}
+        self._num_errors = self._num_torn_bytes = 0
         self._file = self._open()
         try:
             self._lock()
             if stat.S_ISREG(os.fstat(self._file).st_mode):
-                self._resume()
+                self._read()
         except BaseException:
             os.close(self._file)
             raise
@@ -57,21 +58,25 @@ class AnswersFile:
         if not is_there:  # another process has it, or has just put another file in its place
             raise NotResumableError(f"{self.path} is being written by another process")
 
-    def _resume(self) -> None:
-        num_errors = 0
+    def _read(self) -> None:
         with self.path.open("rb") as old:
             for number, line in enumerate(old, 1):
                 if not line.endswith(b"\n"):
                     if not line.startswith(_BEGINNING[: len(line)]):
                         raise self._stranger(number)
-                    os.ftruncate(self._file, os.fstat(self._file).st_size - len(line))
+                    self._num_torn_bytes = len(line)
                     break
                 record = self._record(number, line)
                 if "error" in record:
-                    num_errors += 1
+                    self._num_errors += 1
                 else:
                     self.answered[record["index"]] = record.get("custom_id")
-        if num_errors:
+
+    def repair(self) -> None:
+        """Makes the file ready to be appended to; until then it is as it was."""
+        if self._num_torn_bytes:
+            os.ftruncate(self._file, os.fstat(self._file).st_size - self._num_torn_bytes)
+        if self._num_errors:
             self._take_errors_out()
 
     def _take_errors_out(self) -> None:
@@ -115,6 +120,9 @@ class AnswersStream:
     """The same to stdout, where nothing was before."""
 
     answered: dict[int, str | None] = {}
+
+    def repair(self) -> None:
+        pass
 
     def write(self, answer: Answer) -> None:
         write_all(sys.stdout.fileno(), encode(answer))

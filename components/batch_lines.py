@@ -7,6 +7,8 @@ batch format, whose `body` is such an object. In a .txt file it is one user's me
 from __future__ import annotations
 
 import json
+import queue
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -63,6 +65,27 @@ def lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
         if line.strip():
             yield index, line
         index += 1
+
+
+def arriving(stream: BinaryIO) -> Iterator[tuple[int, bytes] | None]:
+    """`lines` of a pipe, with None whenever none is there yet: whoever writes it may wait for an answer first."""
+    read: queue.Queue[tuple[int, bytes] | None] = queue.Queue(maxsize=64)
+
+    def read_all() -> None:
+        for line in lines(stream):
+            read.put(line)
+        read.put(None)
+
+    threading.Thread(target=read_all, name="input", daemon=True).start()
+    while True:
+        try:
+            line = read.get_nowait()
+        except queue.Empty:
+            yield None
+            continue
+        if line is None:
+            return
+        yield line
 
 
 def read_fields(line: bytes) -> Fields:

@@ -17,7 +17,7 @@ from backend.core.scheduler import SchedulerConfig
 from backend.engine.engine import Engine
 from backend.models.config import CheckpointError
 from components.answers_file import AnswersFile, AnswersStream, NotResumableError
-from components.batch_lines import custom_id, lines, parse_line, plain_fields, read_fields
+from components.batch_lines import arriving, custom_id, lines, parse_line, plain_fields, read_fields
 from components.checkpoint import engine_config, model_card
 from components.config import ColocatedWorkerConfig, RouterConfig
 from components.generate_progress import GenerateProgress, Totals
@@ -49,6 +49,7 @@ def run(
     try:
         with _Interrupt() as interrupt, _opened(source) as stream, _answers(source, target) as answers:
             num_lines = _survey(source, answers)
+            answers.repair()
             engine, text, card = _load(worker)
             jobs = _jobs(stream, source, answers.answered, text, card, Limits.of(router, card), defaults)
             with GenerateProgress(num_lines, len(answers.answered)) as progress:
@@ -94,7 +95,9 @@ class _Interrupt:
 @contextlib.contextmanager
 def _opened(source: str) -> Iterator[BinaryIO]:
     if source == STREAM:
-        yield sys.stdin.buffer
+        # An object of its own: what a thread still reads when the process ends must not be sys.stdin.
+        with open(sys.stdin.fileno(), "rb", closefd=False) as stream:
+            yield stream
     else:
         with Path(source).open("rb") as stream:
             yield stream
@@ -165,8 +168,12 @@ def _jobs(
     card: ModelCard,
     limits: Limits,
     defaults: Mapping[str, Any],
-) -> Iterator[Job | Answer]:
-    for index, line in lines(stream):
+) -> Iterator[Job | Answer | None]:
+    for at in arriving(stream) if source == STREAM else lines(stream):
+        if at is None:
+            yield None
+            continue
+        index, line = at
         if index in answered:
             continue
         name = None

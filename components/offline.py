@@ -93,7 +93,8 @@ class OfflineBatch:
     """`step()` until it returns None.
 
     Args:
-        jobs: drawn from as the engine takes them in; an Answer among them has failed before.
+        jobs: drawn from as the engine takes them in; an Answer among them has failed before, None says
+            that there is none yet.
         look_ahead: how many blocks wait in the engine at most before more is drawn.
 
     Attributes:
@@ -102,11 +103,12 @@ class OfflineBatch:
     """
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, jobs: Iterable[Job | Answer], look_ahead: int = LOOK_AHEAD
+        self, engine: Engine, tokenizer: Tokenizer, jobs: Iterable[Job | Answer | None], look_ahead: int = LOOK_AHEAD
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._jobs = iter(jobs)
+        self._is_drained = False
         self._look_ahead = look_ahead
         self._trips: dict[str, _Trip] = {}
         self.num_steps = 0
@@ -115,9 +117,9 @@ class OfflineBatch:
     def step(self) -> list[Answer] | None:
         """One forward; what ended with it, or None when all is answered."""
         answers = self._draw()
-        if not self._trips:
+        if not self._trips and self._is_drained:
             return answers or None
-        output = self._engine.step(now=time.monotonic())
+        output = self._engine.step(now=time.monotonic()) if self._trips else None
         if output is None:  # the scheduler waits for more requests, or for the time to go on without
             time.sleep(_IDLE_S)
             return answers
@@ -145,7 +147,11 @@ class OfflineBatch:
         """Draws some jobs; those that have failed."""
         failed: list[Answer] = []
         for _ in range(self._look_ahead - self._engine.scheduler.num_waiting):
-            job = next(self._jobs, None)
+            try:
+                job = next(self._jobs)
+            except StopIteration:
+                self._is_drained = True
+                break
             if job is None:
                 break
             if isinstance(job, Answer):

@@ -90,8 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
 def request(arguments: argparse.Namespace, model: str) -> dict[str, Any]:
     """What to ask for, messages excepted; options that were not given are left to the server."""
     body = {"model": model} | {name: getattr(arguments, name) for name in STANDARD_FLAGS}
+    extensions = {name: body.pop(name) for name in ("min_tokens", "top_k", "min_p")}
     # Token counts with every chunk: Dynamo knows the second key, the client's types do not.
     extra: dict[str, Any] = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    extra |= {name: value for name, value in extensions.items() if value is not None}
     options = [f"dllm.{name}:{value}" for name in DLLM_FLAGS if (value := getattr(arguments, name)) is not None]
     if options:
         extra["nvext"] = {"annotations": options}

@@ -25,6 +25,7 @@ def path(tmp_path: Path) -> Path:
 
 def write(path: Path, *answers: Answer) -> None:
     with AnswersFile(path) as file:
+        file.repair()
         for one in answers:
             file.write(one)
 
@@ -57,6 +58,7 @@ def test_half_a_character_in_a_custom_id_is_written_as_it_came() -> None:
 def test_a_later_run_knows_what_is_answered_and_appends(path: Path) -> None:
     write(path, answer(3, "c"), answer(0))
     with AnswersFile(path) as file:
+        file.repair()
         assert file.answered == {3: "c", 0: None}
         file.write(answer(1))
     assert [record["index"] for record in records(path)] == [3, 0, 1]
@@ -68,6 +70,7 @@ def test_a_torn_last_line_is_cut_away(path: Path, num_left: int) -> None:
     whole = encode(answer(0))
     path.write_bytes(whole + encode(answer(1))[:num_left])
     with AnswersFile(path) as file:
+        file.repair()
         assert file.answered == {0: None}
         assert path.read_bytes() == whole
         file.write(answer(1))
@@ -78,6 +81,7 @@ def test_errors_are_taken_out_to_be_tried_again(path: Path) -> None:
     write(path, failure(0), answer(1), failure(2), answer(3))
     path.write_bytes(path.read_bytes() + b'{"index": 4, "te')
     with AnswersFile(path) as file:
+        file.repair()
         assert file.answered == {1: None, 3: None}
         file.write(answer(0))
     assert [record["index"] for record in records(path)] == [1, 3, 0]
@@ -122,6 +126,7 @@ def test_a_pipe_is_not_read(path: Path) -> None:
     """Nobody else has it open: a read would wait for ever."""
     os.mkfifo(path)
     with AnswersFile(path) as file:
+        file.repair()
         assert not file.answered
         file.write(answer(0))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -39,14 +38,17 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """The command in this process: exit status, stdout and stderr."""
+    piped = tmp_path / "piped"
 
     def run(*arguments: object, stdin: str = "") -> tuple[int, str, str]:
         capfd.readouterr()
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        piped.write_text(stdin)
         monkeypatch.setattr(sys, "stdout", sys.__stdout__)  # capfd's has no descriptor of its own
-        status = main(["generate", *map(str, arguments)])
+        with piped.open() as opened:
+            monkeypatch.setattr(sys, "stdin", opened)
+            status = main(["generate", *map(str, arguments)])
         return (status, *capfd.readouterr())
 
     return run
@@ -98,6 +100,22 @@ def test_a_mixed_file(run: Run, tmp_path: Path, reference: Reference) -> None:
     status, _, err = run(source, target)
     assert "4 requests, 3 failed" in err and "(3 were answered before)" in err and status == 1
     assert sorted(record["index"] for record in records(target)) == [0, 1, 3, 4, 5, 6, 7]
+
+
+def test_a_pipe_is_answered_while_it_is_open(tmp_path: Path, reference: Reference) -> None:
+    """Whoever writes it may want an answer before the next question, or stop it with nothing to read."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "graphs", "generate", "-", "-"],
+        cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+    for prompt in ("spell pear", "what is 31 plus 7?"):
+        process.stdin.write(chats(prompt))
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["text"] == reference.chat(prompt).text
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "answers so far were written" in err
 
 
 def waiting_for(path: Path, num_lines: int, process: subprocess.Popen[str]) -> None:
