@@ -131,6 +131,8 @@ def build_request(
     if max_tokens is None:
         given["max_tokens"] = given["canvas_length"]
     params = SamplingParams(**given, stop_token_ids=tuple(dict.fromkeys(stop_ids)))
+    if params.min_tokens and len({*params.stop_token_ids, card.mask_token_id}) == card.vocab_size:
+        raise InvalidRequestError("stop_token_ids names the whole vocabulary: nothing is left for the first min_tokens")
     _check_prompt(prompt, card)
     request = Request(request_id, prompt, params, arrival_time, revises=revises)
     if request.sequence_length > limits.context_length:

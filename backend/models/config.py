@@ -186,7 +186,13 @@ def _with_defaults(config: ModelConfig, directory: Path) -> ModelConfig:
     # token of its own, which only its tokenizer names.
     added = (tokenizer.get("added_tokens_decoder") or {}).items()
     padding = [int(i) for i, token in added if token["content"] == tokenizer.get("pad_token")]
-    ends = (*config.eos_token_ids, *_ids(generation.get("eos_token_id")), *padding)
+    named = _ids(generation.get("eos_token_id"))
+    if wrong := [i for i in named if not isinstance(i, int) or not 0 <= i < config.vocab_size]:
+        raise CheckpointError(
+            f"{directory / 'generation_config.json'}: eos_token_id={wrong[0]!r} is not in the vocabulary of "
+            f"{config.vocab_size}"
+        )
+    ends = (*config.eos_token_ids, *named, *padding)
     return replace(
         config,
         eos_token_ids=tuple(i for i in dict.fromkeys(ends) if i != config.mask_token_id),

@@ -205,11 +205,13 @@ def test_what_cannot_be_done_is_one_line_and_2(
 ) -> None:
     (tmp_path / "in.jsonl").write_text(chats("spell pear"))
     (tmp_path / "text.jsonl").write_text("hello\n")
-    (tmp_path / "other.jsonl").write_text('{"index": 0, "custom_id": "somebody", "text": ""}\n')
+    other = '{"index": 0, "custom_id": "somebody", "text": ""}\n{"index": 1, "error": "no"}\n{"index": 2, "te'
+    (tmp_path / "other.jsonl").write_text(other)
     (tmp_path / "more.jsonl").write_text('{"index": 5, "text": ""}\n')
     status, out, err = run(tmp_path / source, tmp_path / target, *flags)
     assert (status, out) == (2, "") and len(err.splitlines()) == 1
     assert re.search(message, err), err
+    assert (tmp_path / "other.jsonl").read_text() == other, "no error line and no torn one is taken out of it"
 
 
 def test_nobody_reads(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,6 +191,14 @@ def test_stop_tokens() -> None:
     assert build(stop_token_ids=(7,), eos_token_ids=(8, 100)).params.stop_token_ids == (1, 7, 8)
 
 
+def test_stop_tokens_have_to_leave_something_for_min_tokens() -> None:
+    everything = tuple(range(100))
+    assert len(build(stop_token_ids=everything).params.stop_token_ids) == 100
+    assert build(stop_token_ids=everything[:99], min_tokens=1).params.min_tokens == 1
+    with pytest.raises(InvalidRequestError, match="stop_token_ids names the whole vocabulary"):
+        build(stop_token_ids=everything, min_tokens=1)
+
+
 @pytest.mark.parametrize("token", [100, -1, 2.0, True, "7"])
 def test_a_stop_token_outside_the_vocabulary_is_refused(token: object) -> None:
     with pytest.raises(InvalidRequestError, match="stop_token_ids holds .*, outside the vocabulary; allowed: 0 to 99"):

@@ -182,7 +182,16 @@ def test_what_a_request_gets_that_asks_for_nothing_is_read_from_the_checkpoint(t
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"temperature": -1}, {"temperature": 3}, {"temperature": "warm"}, {"unmasking": "all"}, {"top_p": 2}]
+    "wrong",
+    [
+        {"temperature": -1},
+        {"temperature": 3},
+        {"temperature": "warm"},
+        {"unmasking": "all"},
+        {"top_p": 2},
+        {"eos_token_id": "x"},
+        {"eos_token_id": [5, 152064]},
+    ],
 )
 def test_a_default_that_no_request_could_name_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
     with pytest.raises(CheckpointError, match=f"generation_config.json: {next(iter(wrong))}"):
