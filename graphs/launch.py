@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from components.config import SECTIONS, CommonConfig, ConfigError, FrontendConfig, load
+from graphs import gpus
 from graphs.graph import Component, Graph
 from graphs.program import Program
 
@@ -89,6 +90,7 @@ def stages(settings: Settings, nats_url: str, discovery_dir: str, ports: Iterato
     """
     shared = _environment(settings.frontend, nats_url, discovery_dir)
     found = {"nats": nats_url, "discovery_dir": discovery_dir}
+    gpu_names = gpus.in_turn()
     result = []
     for stage in reversed(settings.graph.stages):
         programs: list[Program] = []
@@ -96,7 +98,7 @@ def stages(settings: Settings, nats_url: str, discovery_dir: str, ports: Iterato
             if component.name == "frontend":
                 programs += _frontends(settings, component, shared, ports)
             else:
-                programs += _components(settings, component, shared, found, ports)
+                programs += _components(settings, component, shared, found, ports, gpu_names)
         result.append(programs)
     return result
 
@@ -127,6 +129,7 @@ def _components(
     shared: Mapping[str, str],
     found: Mapping[str, str],
     ports: Iterator[int],
+    gpu_names: Iterator[str],
 ) -> list[Program]:
     num_replicas = getattr(settings.sections[component.name], component.replicas) if component.replicas else 1
     file = ["-f", str(settings.path.resolve())] if settings.path else []
@@ -139,6 +142,8 @@ def _components(
         port = next(ports)
         environment = {**shared, **HEALTH, "DYN_SYSTEM_PORT": str(port), "DYN_SYSTEM_HOST": "127.0.0.1"}
         url = f"http://127.0.0.1:{port}"
+        if getattr(settings.sections[component.name], "device", "") == "cuda" and (gpu := next(gpu_names, "")):
+            environment["CUDA_VISIBLE_DEVICES"] = gpu
         programs.append(Program(name, tuple(argv), environment, url, may_leave=bool(component.replicas)))
     return programs
 

@@ -57,6 +57,20 @@ def test_all_workers_are_one_stage_and_only_they_may_leave(graph: Graph) -> None
     assert len({program.status_url for program in found.values()}) == len(found)
 
 
+@pytest.mark.parametrize(
+    ("device", "seen", "expected"),
+    [("cuda", "3,GPU-7", ["3", "GPU-7", "3"]), ("cuda", "", [None] * 3), ("cpu", "3", [None] * 3)],
+)
+def test_workers_on_gpus_take_them_in_turn(
+    device: str, seen: str, expected: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    flags = {"prefill_worker.num_workers": 1, "colocated_worker.num_workers": 2, "device": device}
+    in_order = stages(Settings(HYBRID, None, flags), NATS, "", itertools.count(20_000))
+    workers = [program for stage in in_order for program in stage if "worker" in program.name]
+    assert [worker.environment.get("CUDA_VISIBLE_DEVICES") for worker in workers] == expected
+
+
 def test_each_worker_gets_the_flags_of_its_section() -> None:
     flags = {"kv_cache_tokens": 4096, "prefill_worker.kv_cache_tokens": "8192", "router.overflow_threshold": "inf"}
     in_order = stages(Settings(HYBRID, None, flags), NATS, "", itertools.count(20_000))
