@@ -38,7 +38,8 @@ _LEGAL: dict[RequestStatus, frozenset[RequestStatus]] = {
     _S.WAITING: frozenset({_S.PREFILLING}) | _ANY_TIME,
     _S.PREFILLING: frozenset({_S.WAITING_FOR_KV, _S.DENOISING}) | _ENDED | _ANY_TIME,
     _S.WAITING_FOR_KV: frozenset({_S.TRANSFERRING, _S.WAITING}) | _ANY_TIME,
-    _S.TRANSFERRING: frozenset({_S.DENOISING, _S.WAITING}) | _ANY_TIME,
+    # Where KV is read while its prefill runs, what that commits may complete the answer on the way.
+    _S.TRANSFERRING: frozenset({_S.DENOISING}) | _ENDED | _ANY_TIME,
     _S.DENOISING: _ENDED | _ANY_TIME,
 } | {status: frozenset() for status in _TERMINAL}
 

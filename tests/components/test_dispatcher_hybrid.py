@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -282,6 +283,23 @@ def test_a_prefill_that_finishes_the_block_while_its_kv_is_read() -> None:
         assert asked.block.committed_prefix() == tokens(asked)
         assert len(colocated.calls) == 1 and not colocated.asked
         assert is_settled(router, prefill, colocated) and kv.num_held == 0
+
+    run(test())
+
+
+def test_an_answer_may_be_complete_while_its_kv_is_read() -> None:
+    """By what the prefill commits; whoever drives the block then ends the request."""
+
+    async def test() -> None:
+        kv = FakeKV()
+        prefill, colocated = FakeWorkers(w1=kv.holds_early(1)), FakeWorkers(w2=kv.reads_early)
+        colocated.kv = kv
+        router, asked = hybrid(prefill, colocated), request()
+        async with aclosing(router.run_block(asked, FakeContext("r"), Trip())) as progress:
+            async for _ in progress:
+                asked.transition(RequestStatus.FINISHED_LENGTH)
+                break
+        await until(lambda: is_settled(router, prefill, colocated))
 
     run(test())
 
