@@ -70,7 +70,7 @@ def dllm_options(annotations: Sequence[str], metadata: Mapping[str, str]) -> dic
             key, colon, value = annotation.removeprefix(ANNOTATION_PREFIX).partition(":")
             if not colon:
                 raise InvalidRequestError(f"annotation {annotation!r} has no value; write dllm.{key}:VALUE")
-            options[key.strip()] = value.strip()
+            options[key.strip(" ")] = value.strip(" ")
     for key in options:
         if key not in DLLM_OPTIONS:
             raise InvalidRequestError(f"option {key!r} is not known; allowed: {', '.join(DLLM_OPTIONS)}")
