@@ -50,6 +50,8 @@ The same load per GPU for {scale.DURATION_S:g} s, one router, one seed from 512 
 ## One router's limit
 
 {scale.saturation(seeds, run_all, measured)}
+A router reads {scale.reports_per_s():,.0f} load reports a second per core; every worker sends 5.
+
 ## Several routers
 
 {scale.HYBRID.name}, at its knee for {scale.DURATION_S:g} s: mean over one router's mean, p99 over its p99.

@@ -86,10 +86,11 @@ class Routers(Placer):
 
 
 class RoutersGraph(Graph):
-    """Every worker reports to all routers every `report_s`, workers one after the other; None: never."""
+    """Every worker reports to all routers at an interval, one worker after the other; see `SeveralRouters`."""
 
-    def __init__(self, num_routers: int, report_s: float | None, config: SimulatorConfig, *args: Any) -> None:
-        self._num_routers, self._report_s = num_routers, report_s
+    def __init__(self, several: SeveralRouters, config: SimulatorConfig, *args: Any) -> None:
+        self._num_routers, self._report_s = several.num_routers, several.report_s
+        self._has_prefills = several.has_prefills
         self._is_reporting = False
         super().__init__(config, *args)
 
@@ -114,6 +115,8 @@ class RoutersGraph(Graph):
         total = [sum(column) for column in zip(*owns, strict=True)]
         for placer, own in zip(self.routers.placers, owns, strict=True):
             tokens, prefills, requests, used = (all_of - part for all_of, part in zip(total, own, strict=True))
+            if not self._has_prefills:
+                tokens = prefills = 0
             self._clock.after(self._hop_s, placer.told, worker_id, (tokens, prefills, requests, used))
         self._is_reporting = bool(self._flights)
         if self._is_reporting:
@@ -125,10 +128,12 @@ class RoutersGraph(Graph):
 class SeveralRouters:
     """Attributes:
     report_s: between two reports of a worker; None: there are none.
+    has_prefills: reports tell o_w, not only how many requests and pages there are.
     """
 
     num_routers: int
     report_s: float | None
+    has_prefills: bool = True
 
     def __call__(self, *args: Any) -> Graph:
-        return RoutersGraph(self.num_routers, self.report_s, *args)
+        return RoutersGraph(self, *args)

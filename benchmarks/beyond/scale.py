@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from benchmarks.beyond.ideas import BASELINES, Baseline
 from benchmarks.beyond.routers import SeveralRouters
@@ -14,10 +16,17 @@ from benchmarks.simulator.config import calibrated
 from benchmarks.simulator.result import Result
 from benchmarks.simulator.runs import Run
 from benchmarks.simulator.workload import draw
+from components.protocol import LoadReport, ModelCard
 
 SIZES = (8, 64, 512)
 ROUTERS = (2, 4, 8)
-REPORTS_S = (0.1, 0.5, 1.0, None)
+REPORTS: Mapping[str, tuple[float | None, bool]] = {
+    "reports every 0.1 s": (0.1, True),
+    "every 0.5 s": (0.5, True),
+    "every 1 s": (1.0, True),
+    "every 0.5 s, without o_w": (0.5, False),
+    "no reports": (None, False),
+}
 DURATION_S = 100.0
 HYBRID = BASELINES[1]
 
@@ -56,13 +65,14 @@ def routers(num_workers: int, numbers: Sequence[int], seeds: Sequence[int], run_
     """Markdown: mean and p99 of several routers over those of one, on the same seed. Raises: see `simulate`."""
     ones = run_all([run_of(HYBRID, num_workers, seed) for seed in seeds])
     lines = [
-        f"| {num_workers} workers | " + " | ".join(map(_reports, REPORTS_S)) + " |",
-        "|---" * (len(REPORTS_S) + 1) + "|",
+        f"| {num_workers} workers | {' | '.join(REPORTS)} |",
+        "|---" * (len(REPORTS) + 1) + "|",
     ]
     for number in numbers:
         cells = []
-        for report_s in REPORTS_S:
-            several = run_all([run_of(HYBRID, num_workers, seed, SeveralRouters(number, report_s)) for seed in seeds])
+        for reports in REPORTS.values():
+            way = SeveralRouters(number, *reports)
+            several = run_all([run_of(HYBRID, num_workers, seed, way) for seed in seeds])
             mean, p99 = (
                 [ours / one for ours, one in zip(_latency(several, of), _latency(ones, of), strict=True)]
                 for of in ("mean", "p99")
@@ -70,10 +80,6 @@ def routers(num_workers: int, numbers: Sequence[int], seeds: Sequence[int], run_
             cells.append(f"{spread(mean)}, p99 {statistics.median(p99):.2f}")
         lines.append(f"| {number} routers | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def _reports(report_s: float | None) -> str:
-    return "no reports" if report_s is None else f"reports every {report_s:g} s"
 
 
 def _latency(results: Sequence[Result], of: str) -> list[float]:
@@ -87,6 +93,16 @@ def placements(num_workers: int) -> Mapping[str, float]:
         name: max(routing.measure(regime, num_workers, num_in_flight, 20_000).placements_per_s for _ in range(2))
         for name, regime in routing.REGIMES.items()
     }
+
+
+def reports_per_s(num_reports: int = 5000) -> float:
+    """Load reports that one core reads a second, as `LoadBus.listen` does, without what NATS itself takes."""
+    card = ModelCard("0" * 64, 126464, 126336, (126081,), 4096)
+    data = json.dumps(asdict(LoadReport(1, "colocated_worker", card, False, 16, 5632, 100, 3, 30, 6000))).encode()
+    started = time.thread_time()
+    for _ in range(num_reports):
+        LoadReport.from_wire(json.loads(data))
+    return num_reports / (time.thread_time() - started)
 
 
 def saturation(seeds: Sequence[int], run_all: RunAll, measured: Mapping[int, Mapping[str, float]]) -> str:

@@ -19,11 +19,17 @@ def test_one_of_several_is_the_router(report_s: float | None) -> None:
     assert several.latency == one.latency and several.num_overflows == one.num_overflows
 
 
-@pytest.mark.parametrize("report_s", [None, 0.05, 1.0])
-def test_all_blocks_end_and_nothing_stays_charged(report_s: float | None) -> None:
+@pytest.mark.parametrize("report_s, has_prefills", [(None, False), (0.05, True), (0.05, False), (1.0, True)])
+def test_all_blocks_end_and_nothing_stays_charged(report_s: float | None, has_prefills: bool) -> None:
     tight = calibrated("llada-8b", "sharegpt", num_prefill=2, num_colocated=2, kv_cache_tokens=8192)
-    result = simulate(tight, BUSY, make_graph=SeveralRouters(3, report_s))
+    result = simulate(tight, BUSY, make_graph=SeveralRouters(3, report_s, has_prefills))
     assert len(result.requests["latency_s"]) == 40 and result.latency.max > 0
+
+
+def test_what_reports_tell_makes_a_difference() -> None:
+    ways = [(0.1, True), (1.0, True), (0.1, False), (None, False)]
+    means = {simulate(CONFIG, BUSY, make_graph=SeveralRouters(3, *way)).latency.mean for way in ways}
+    assert len(means) == len(ways)
 
 
 def test_who_is_told_of_others_goes_elsewhere_and_back() -> None:
