@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.beyond import scale, worth
-from benchmarks.beyond.ideas import BASELINES, IDEAS
+from benchmarks.beyond.ideas import BASELINES, IDEAS, IN_PLACE, MORE_COLOCATED
 from benchmarks.simulator.runs import run_many
 
 
@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     run_all = partial(run_many, num_processes=arguments.processes, folder=arguments.cache)
     found = worth.measure(BASELINES, IDEAS, seeds, arguments.num_requests, run_all)
+    found += worth.measure(MORE_COLOCATED, IN_PLACE, seeds, arguments.num_requests, run_all)
     measured = {num_workers: scale.placements(num_workers) for num_workers in (1_000, 10_000)}
     command = f"python -m benchmarks.beyond --seeds {arguments.seeds} --num-requests {arguments.num_requests}"
     text = f"""# Beyond the paper, simulated

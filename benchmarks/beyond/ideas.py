@@ -38,6 +38,12 @@ BASELINES = (
     Baseline("Dream-7B, arXiv, hybrid 5P3C", "dream-7b", "arxiv", 5, 10.2),
 )
 
+MORE_COLOCATED = (
+    Baseline("LLaDA-8B, ShareGPT, hybrid 3P5C", "llada-8b", "sharegpt", 3, 6.83),
+    Baseline("Dream-7B, arXiv, hybrid 3P5C", "dream-7b", "arxiv", 3, 10.2),
+)
+"""At 5P3C's knees; for ideas that take prefills to colocated workers."""
+
 
 @dataclass(frozen=True, eq=False)
 class Idea:
@@ -53,6 +59,10 @@ class Idea:
 
 
 NONE = Idea("the paper's prototype", needs_prefill=False)
+IN_PLACE = (
+    Idea("in-place refresh where nobody has less", make_graph=InPlace(1)),
+    Idea("in-place refresh, 4096 tokens less", make_graph=InPlace(4096)),
+)
 IDEAS = (
     Idea("LM head where needed", {"has_all_logits": False}, needs_prefill=False),
     Idea("debt up to τ", make_graph=Debt(1), needs_prefill=False),
@@ -66,8 +76,7 @@ IDEAS = (
         {"has_all_logits": False, "hand_over_s": 0.001},
         make_graph=Overlap(),
     ),
-    Idea("in-place refresh where nobody has less", make_graph=InPlace(1)),
-    Idea("in-place refresh, 4096 tokens less", make_graph=InPlace(4096)),
+    *IN_PLACE,
     Idea("prefill workers keep 1 block", make_graph=Keeping(1)),
     Idea("prefill workers keep up to 8", make_graph=Keeping(8)),
 )

@@ -98,9 +98,9 @@ def markdown(found: Sequence[Worth]) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Median and range."""
-    low, middle, high = min(values), statistics.median(values), max(values)
-    return f"{_number(middle)} ({_number(low)} to {_number(high)})"
+    """Median and range, if there is one."""
+    low, middle, high = map(_number, (min(values), statistics.median(values), max(values)))
+    return middle if low == high else f"{middle} ({low} to {high})"
 
 
 def _number(value: float) -> str:

@@ -32,7 +32,7 @@ def test_capacity_is_the_load_at_the_baselines_latency() -> None:
     assert better.capacity == pytest.approx((1.2, 1.2))
     assert better.mean == pytest.approx((math.exp(knee / 1.2 - knee),) * 2)
     assert better.p99 == pytest.approx(better.mean)
-    assert "| better | 0.31 (0.31 to 0.31) |" in worth.markdown([none, better])
+    assert "| better | 0.31 | 0.31 | 1.20 |" in worth.markdown([none, better])
 
 
 def test_ideas_on_prefill_workers_are_not_asked_of_colocated_graphs() -> None:
@@ -61,3 +61,9 @@ def test_a_run_is_the_ideas_switch_on_the_baseline() -> None:
     assert (asked.config.hand_over_s, asked.config.num_prefill, asked.config.num_colocated) == (0.0, 5, 3)
     assert asked.workload.seed == 7 and len(asked.workload.lengths) == 20
     assert asked.workload.name == f"sharegpt at {BASELINES[1].knee / 2:g}/s"
+
+
+def test_ranges_are_shown_where_they_are() -> None:
+    assert worth.spread([1.0, 3.0, 2.0]) == "2.00 (1.00 to 3.00)"
+    assert worth.spread([-math.inf, 12.34, 1.001]) == "1.00 (under 0.7 to 12.3)"
+    assert worth.spread([1.001, 1.002]) == "1.00"
