@@ -49,12 +49,13 @@ def seeds_of(num_workers: int, seeds: Sequence[int]) -> Sequence[int]:
 
 def sizes(seeds: Sequence[int], run_all: RunAll) -> str:
     """Markdown: latency against the number of workers. Raises: see `simulate`."""
-    lines = ["| | workers | requests | mean s | p99 s |", "|---|---|---|---|---|"]
+    lines = ["| | workers | requests | of the rate asked for | mean s | p99 s |", "|---|---|---|---|---|---|"]
     for baseline in BASELINES[:2]:
         for num_workers in SIZES:
             runs = [run_of(baseline, num_workers, seed) for seed in seeds_of(num_workers, seeds)]
             results = run_all(runs)
-            cells = (spread(_latency(results, "mean")), spread(_latency(results, "p99")))
+            rates = [run.workload.achieved_rate / (baseline.knee * num_workers / 8) for run in runs]
+            cells = (spread(rates), spread(_latency(results, "mean")), spread(_latency(results, "p99")))
             lines.append(
                 f"| {baseline.name} | {num_workers} | {len(runs[0].workload.lengths):,} | {' | '.join(cells)} |"
             )
