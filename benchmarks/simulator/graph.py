@@ -44,7 +44,7 @@ class Graph:
     ) -> None:
         self._clock, self._timing, self._on_finished = clock, timing, on_finished
         self._hop_s = config.hop_s
-        self.placer = Placer(config.policy(), self._assigned)
+        self.placer = self._placer(config)
         self._flights: dict[str, Flight] = {}
         self._flight_of: dict[Dispatch, Flight] = {}
         self.commit_gaps_s: list[float] = []
@@ -73,6 +73,15 @@ class Graph:
         if self._flights or num_held or len(self.placer.ledger):
             raise RuntimeError(f"{len(self._flights)} blocks never ended, {num_held} pages were never freed")
 
+    # What variants of the router change.
+
+    def _placer(self, config: SimulatorConfig) -> Placer:
+        return Placer(config.policy(), self._assigned)
+
+    def _prefill(self, flight: Flight) -> Prefill:
+        trip = flight.trip
+        return Prefill(flight.num_tokens, len(trip.prompt), trip.due_s, trip.route)
+
     # The router, as `Dispatcher._attempt` goes.
 
     def _submit(self, trip: Trip) -> None:
@@ -83,7 +92,7 @@ class Graph:
         dispatch = (trip.name, block, 1)
         flight = Flight(trip, dispatch, request, num_tokens, trip.blocks[block], self._clock.now)
         self._flights[name] = self._flight_of[dispatch] = flight
-        self.placer.submit(dispatch, Prefill(num_tokens, len(trip.prompt), trip.due_s, trip.route))
+        self.placer.submit(dispatch, self._prefill(flight))
 
     def _assigned(self, dispatch: Dispatch, route: Route) -> None:
         flight = self._flight_of[dispatch]

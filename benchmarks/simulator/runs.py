@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from tempfile import NamedTemporaryFile
 
 from benchmarks import progress
 from benchmarks.simulator.config import SimulatorConfig
+from benchmarks.simulator.graph import Graph
 from benchmarks.simulator.result import Result
 from benchmarks.simulator.simulate import simulate
 from benchmarks.simulator.workload import Workload
@@ -25,15 +27,17 @@ _SOURCES = ("backend/core", "benchmarks/simulator", "benchmarks/metrics.py")
 
 @dataclass(frozen=True)
 class Run:
-    """One simulation to be run."""
+    """One simulation to be run; `make_graph`: see `simulate`, its repr tells it from others."""
 
     config: SimulatorConfig
     workload: Workload
+    make_graph: Callable[..., Graph] = Graph
 
     @property
     def key(self) -> str:
         """Names its result: two runs of one key are the same run of the same code."""
-        return hashlib.sha256(f"{_code()} {self.config!r} {self.workload!r}".encode()).hexdigest()[:32]
+        variant = "" if self.make_graph is Graph else f"{self.make_graph!r} {_source(self.make_graph.__module__)}"
+        return hashlib.sha256(f"{_code()} {self.config!r} {self.workload!r} {variant}".encode()).hexdigest()[:32]
 
 
 def default_cache() -> Path:
@@ -80,7 +84,7 @@ def _cancel(asked: dict[Future[Result], str]) -> None:
 
 
 def _run(run: Run, path: Path) -> Result:
-    result = simulate(run.config, run.workload)
+    result = simulate(run.config, run.workload, make_graph=run.make_graph)
     with NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
         part = Path(file.name)
     try:
@@ -109,3 +113,8 @@ def _code() -> str:
             if file.suffix in (".py", ".yaml"):
                 digest.update(f"{file.relative_to(_ROOT)}\n".encode() + file.read_bytes())
     return digest.hexdigest()
+
+
+@cache
+def _source(module: str) -> str:
+    return Path(str(sys.modules[module].__file__)).read_text()

@@ -17,11 +17,17 @@ from benchmarks.simulator.timing import Modelled
 from benchmarks.simulator.workload import Workload
 
 
-def simulate(config: SimulatorConfig, workload: Workload, watch: Callable[[Trip], None] | None = None) -> Result:
+def simulate(
+    config: SimulatorConfig,
+    workload: Workload,
+    watch: Callable[[Trip], None] | None = None,
+    make_graph: Callable[..., Graph] = Graph,
+) -> Result:
     """Runs every request to its end. The same arguments give the same result, to the last bit.
 
     Args:
         watch: called with every request that has its answer; what it raises ends the run.
+        make_graph: takes what `Graph` takes; a variant of it.
 
     Raises:
         ValueError: a request can never fit a worker, or the model of forwards per block cannot be: see `Lognormal`.
@@ -37,7 +43,7 @@ def simulate(config: SimulatorConfig, workload: Workload, watch: Callable[[Trip]
             graph.arrive(then)
 
     horizon_s = workload.arrivals_s[-1] if workload.arrivals_s else math.inf
-    graph = Graph(config, clock, Modelled(config, workload.block_length), horizon_s, on_finished)
+    graph = make_graph(config, clock, Modelled(config, workload.block_length), horizon_s, on_finished)
     if workload.num_clients:
         for trip, _ in zip(waiting, range(workload.num_clients), strict=False):
             clock.after(0.0, graph.arrive, trip)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.beyond.routers import SeveralRouters
 from benchmarks.simulator import runs
 from benchmarks.simulator.config import SimulatorConfig, calibrated
 from benchmarks.simulator.result import Result
@@ -31,7 +32,7 @@ def test_results_come_in_order_from_processes_and_from_the_cache(
     assert all(map(same, results, expected)) and not same(results[0], results[1])
     assert len(list(tmp_path.iterdir())) == 2
 
-    def fail(config: SimulatorConfig, workload: object) -> Result:
+    def fail(config: SimulatorConfig, workload: object, **_: object) -> Result:
         raise AssertionError("run again")
 
     monkeypatch.setattr(runs, "simulate", fail)
@@ -59,9 +60,11 @@ def test_a_key_names_everything_that_matters(monkeypatch: pytest.MonkeyPatch) ->
         Run(replace(CONFIG, hop_s=0.002), run.workload),
         Run(CONFIG, replace(run.workload, seed=9)),
         Run(CONFIG, replace(run.workload, mode="fixed length")),
+        Run(CONFIG, run.workload, SeveralRouters(2, 0.1)),
+        Run(CONFIG, run.workload, SeveralRouters(2, 0.2)),
     ]
     assert run.key == Run(replace(CONFIG), draw("sharegpt", 20, 1, qps=1.0)).key
-    assert len({run.key, *(other.key for other in others)}) == 4
+    assert len({run.key, *(other.key for other in others)}) == 6
     key = run.key
     monkeypatch.setattr(runs, "_code", lambda: "changed")
     assert run.key != key

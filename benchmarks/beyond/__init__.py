@@ -1,0 +1,1 @@
+"""What lies beyond the paper's design points, simulated before it is built."""
