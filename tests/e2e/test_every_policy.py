@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -37,9 +38,16 @@ def test_these_are_all() -> None:
     assert set(CACHE_POLICIES) | set(UNMASKING) <= set(CASES)
 
 
+@pytest.fixture(scope="module")
+def counted(chaotic_graph: Served) -> Served:
+    """The graph when all that others asked it before is in its totals, which lag a fifth of a second behind."""
+    time.sleep(1.0)
+    return chaotic_graph
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_each_alone(chaotic_graph: Served, chaotic_reference: Reference, case: str) -> None:
-    graph, question = chaotic_graph, Question(PROMPT, 40, CASES[case])
+def test_each_alone(counted: Served, chaotic_reference: Reference, case: str) -> None:
+    graph, question = counted, Question(PROMPT, 40, CASES[case])
     expected = chaotic_reference.chat(PROMPT, 40, **question.params)
     steps, refreshed = graph.total("num_steps_total"), graph.total("num_refresh_tokens_total")
     for way in WAYS:
