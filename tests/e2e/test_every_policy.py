@@ -38,10 +38,13 @@ def test_these_are_all() -> None:
     assert set(CACHE_POLICIES) | set(UNMASKING) <= set(CASES)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def counted(chaotic_graph: Served) -> Served:
-    """The graph when all that others asked it before is in its totals, which lag a fifth of a second behind."""
-    time.sleep(1.0)
+    """The graph when all that was asked before is in its totals, which lag a fifth of a second behind."""
+    before = -1.0
+    while (now := chaotic_graph.total("num_steps_total")) != before:
+        before = now
+        time.sleep(0.4)
     return chaotic_graph
 
 
