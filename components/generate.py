@@ -95,9 +95,10 @@ class _Interrupt:
 @contextlib.contextmanager
 def _opened(source: str) -> Iterator[BinaryIO]:
     if source == STREAM:
-        # An object of its own: what a thread still reads when the process ends must not be sys.stdin.
-        with open(sys.stdin.fileno(), "rb", closefd=False) as stream:
-            yield stream
+        if sys.stdin is None:
+            raise BatchError("stdin is closed; give a file or something to read from")
+        # Neither sys.stdin nor ever closed: when the process ends, a thread may still be reading it.
+        yield open(sys.stdin.fileno(), "rb", closefd=False)
     else:
         with Path(source).open("rb") as stream:
             yield stream

@@ -118,6 +118,29 @@ def test_a_pipe_is_answered_while_it_is_open(tmp_path: Path, reference: Referenc
     assert process.returncode == 130 and "answers so far were written" in err
 
 
+def test_ctrl_c_in_the_middle_of_a_line_that_a_pipe_does_not_end() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "graphs", "generate", "-", "-"],
+        cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(chats("spell pear") + '{"prompt')
+    process.stdin.flush()
+    assert json.loads(process.stdout.readline())["text"] == "p e a r"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert process.stderr is not None and "Traceback" not in (err := process.stderr.read()), err
+    process.communicate()
+
+
+def test_a_closed_stdin_is_said_so() -> None:
+    command = f"exec {sys.executable} -m graphs generate - - <&-"
+    done = subprocess.run(command, shell=True, cwd=ROOT, text=True, capture_output=True)
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2, ["sangam generate: stdin is closed; give a file or something to read from"],
+    )  # fmt: skip
+
+
 def waiting_for(path: Path, num_lines: int, process: subprocess.Popen[str]) -> None:
     while not path.exists() or path.read_bytes().count(b"\n") < num_lines:
         assert process.poll() is None, process.communicate()
