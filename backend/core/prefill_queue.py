@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
+from collections.abc import Hashable
 
 from backend.core.page_pool import PagePool
 from backend.core.request import Request, RequestStatus
@@ -60,9 +61,14 @@ class PrefillQueue:
             del self._keys[at], self._requests[at], self.sizes[at]
 
 
+def owner_of(request: Request) -> Hashable:
+    """Who owns the pages of the request's current block: those of the block before may still be written."""
+    return request.request_id, request.block.index, request.block.attempt
+
+
 def allocate(pool: PagePool, request: Request) -> bool:
     """Gives a request the pages of its sequence, if so many are free."""
-    pages = pool.allocate(request.request_id, pool.pages_for(request.sequence_length))
+    pages = pool.allocate(owner_of(request), pool.pages_for(request.sequence_length))
     if pages is None:
         return False
     request.pages = pages
@@ -72,7 +78,7 @@ def allocate(pool: PagePool, request: Request) -> bool:
 def release(pool: PagePool, request: Request) -> None:
     """Takes back what a request holds, if anything."""
     if request.pages:
-        pool.release(request.request_id)
+        pool.release(owner_of(request))
         request.pages = []
 
 

@@ -59,6 +59,12 @@ def query(request: Request, logits_shift: int) -> list[Range]:
     return _nearby(request, logits_shift)
 
 
+def num_steady_tokens(request: Request) -> int:
+    """Tokens of every denoising step of a steady request, known before its prefill has run."""
+    start, end = request.block_start, request.block_start + request.block.length
+    return (end if request.params.policy.recompute is Recompute.BLOCK else request.sequence_length) - start
+
+
 def num_query_tokens(request: Request, logits_shift: int) -> int:
     """Tokens that the next step computes for this request."""
     if is_whole(request, logits_shift):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from backend.core.budget import TokenBudget
 from backend.core.page_pool import PagePool
-from backend.core.prefill_queue import PrefillQueue, allocate, register, release
-from backend.core.queries import is_steady, is_whole, num_query_tokens
+from backend.core.prefill_queue import PrefillQueue, allocate, register
+from backend.core.running_steps import RunningSteps
+from backend.core.queries import is_steady, is_whole, num_query_tokens, num_steady_tokens
 from backend.core.request import Request, RequestStatus
 from backend.core.step import StepPlan, StepResult
 
@@ -35,13 +36,27 @@ class Scheduler:
     A step in the middle of a block that recomputes everything is a prefill to the budget, as indivisible
     as any: the request waits for it as WAITING, with its pages and its seat.
 
+    While `can_run_ahead`, the next step may be scheduled before the last one's result is known: it
+    assumes that all requests go on that do not surely end. One that ended all the same runs once more,
+    to no effect, and its pages are free after that.
+
     Args:
         logits_shift: the model's, see `backend.core.queries`.
+        is_plain: which requests can be in a step whose predecessor's result is not known yet; steady ones only.
     """
 
-    def __init__(self, config: SchedulerConfig, pool: PagePool, logits_shift: int = 0) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        pool: PagePool,
+        logits_shift: int = 0,
+        is_plain: Callable[[Request], bool] = is_steady,
+    ) -> None:
         self.config = config
         self.logits_shift = logits_shift
+        self._is_plain = is_plain
+        self._odd: set[str] = set()
+        self._running = RunningSteps(pool, logits_shift)
         self.pool = pool
         self.budget = TokenBudget(config.token_budget)
         self._waiting = PrefillQueue()
@@ -73,6 +88,11 @@ class Scheduler:
         return bool(self._requests)
 
     @property
+    def can_run_ahead(self) -> bool:
+        """Whether `schedule` may be called before `update` has told of the step before, once."""
+        return not self._odd and len(self._running) < 2
+
+    @property
     def waiting_tokens(self) -> int:
         """Prefill tokens assigned to this worker and not yet run."""
         return self._waiting.num_tokens
@@ -87,6 +107,8 @@ class Scheduler:
         if request.request_id in self._transferring:
             raise ValueError(f"request {request.request_id} is already scheduled here")
         register(self._requests, self.pool, request)
+        if not (is_steady(request) and self._is_plain(request)):
+            self._odd.add(request.request_id)
         if request.status is RequestStatus.WAITING_FOR_KV:
             self._added += 1
             insort(self._waiting_for_kv, (request.arrival_time, self._added, request))
@@ -94,9 +116,10 @@ class Scheduler:
             self._waiting.add(request)
 
     def abort(self, request_id: str) -> Request | None:
-        """Forgets a request between two steps and frees its pages; None if it is not here.
+        """Forgets a request and frees its pages; None if it is not here.
 
-        Pages that KV is being read into stay taken until `transfer_ended`.
+        Pages that KV is being read into stay taken until `transfer_ended`, those that a running step
+        writes until its `update`.
         """
         request = self._requests.get(request_id)
         if request is not None:
@@ -137,9 +160,19 @@ class Scheduler:
         decodes = list(self._denoising.values())
         decode_tokens = self._num_steady_tokens
         decode_tokens += sum(num_query_tokens(request, self.logits_shift) for request in self._changing.values())
+        if self._running:
+            for request in self._running.last.prefills:
+                if self._requests.get(request.request_id) is request and request.status is RequestStatus.PREFILLING:
+                    self._denoise(request)
+            decodes = [request for request in self._denoising.values() if not self._running.surely_ends(request)]
+            decode_tokens = sum(self._steady_tokens[request.request_id] for request in decodes)
         admitted = self.budget.admit(decode_tokens, self._waiting.sizes, self._seat)
         prefills = self._waiting.take(admitted)
-        return StepPlan(prefills, decodes, decode_tokens) if prefills or decodes else None
+        if not prefills and not decodes:
+            return None
+        plan = StepPlan(prefills, decodes, decode_tokens)
+        self._running.begin(plan)
+        return plan
 
     def _seat(self, index: int) -> bool:
         request = self._waiting[index]
@@ -156,7 +189,7 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self._num_seated -= bool(request.pages)
-        release(self.pool, request)
+        self._running.release(request)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Request]:
         """Applies what a step committed; returns the requests that leave: ended, failed or block done.
@@ -165,8 +198,9 @@ class Scheduler:
         `next_block()` is for whoever places it again. Its pages are free.
         """
         left: list[Request] = []
-        ran: Sequence[Request] = (*plan.prefills, *plan.decodes)
-        for request, commits in zip(ran, result.commits, strict=True):
+        for request, commits in zip(self._running.end(plan), result.commits, strict=True):
+            if request is None or self._requests.get(request.request_id) is not request:
+                continue
             name = request.request_id
             if not request.apply(commits, result.errors.get(name), result.logprobs.get(name, ())):
                 if request.status is RequestStatus.PREFILLING or name in self._changing:
@@ -185,16 +219,21 @@ class Scheduler:
             request.transition(RequestStatus.WAITING)
             self._waiting.add(request)
         elif name not in self._denoising:
-            request.transition(RequestStatus.DENOISING)
-            self._denoising[name] = request
-            if is_steady(request):
-                self._steady_tokens[name] = num_query_tokens(request, self.logits_shift)
-                self._num_steady_tokens += self._steady_tokens[name]
-            else:
-                self._changing[name] = request
+            self._denoise(request)
+
+    def _denoise(self, request: Request) -> None:
+        name = request.request_id
+        request.transition(RequestStatus.DENOISING)
+        self._denoising[name] = request
+        if is_steady(request):
+            self._steady_tokens[name] = num_steady_tokens(request)
+            self._num_steady_tokens += self._steady_tokens[name]
+        else:
+            self._changing[name] = request
 
     def _drop(self, request: Request) -> None:
         del self._requests[request.request_id]
+        self._odd.discard(request.request_id)
         if not self._requests:
             self.budget.idle()
         self._denoising.pop(request.request_id, None)

@@ -17,6 +17,12 @@ def num_to_commit(block: Block, params: SamplingParams) -> int:
     return timesteps(block.num_masked, params.steps_per_block, block.step)
 
 
+def least_to_commit(block: Block, params: SamplingParams) -> int:
+    """Positions that the block's current step commits whatever the model says, while so many are masked."""
+    by_quota = params.unmasking not in ("threshold", "paced_threshold", "factor")
+    return num_to_commit(block, params) if by_quota else 1
+
+
 def even(block_length: int, steps_per_block: int, step: int) -> int:
     """Positions to commit in `step` so that the block takes `steps_per_block`; at least one.
 
