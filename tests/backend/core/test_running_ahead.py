@@ -89,6 +89,7 @@ def run(depth: int, tau: int, pages: int, seqs: int, arrivals: list[int], aborts
             else:
                 request.next_block()
                 scheduler.add(request)
+        assert not any(r.block.step for r in requests if r.status is RequestStatus.WAITING), "a step of an old block"
         scheduler.pool.check()
         assert turn < 2000, "nobody moves"
     assert scheduler.pool.num_free == pages
