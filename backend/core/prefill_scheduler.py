@@ -42,6 +42,11 @@ class PrefillScheduler:
         return self._num_held
 
     @property
+    def can_run_ahead(self) -> bool:
+        """Each step depends on the one before."""
+        return False
+
+    @property
     def has_work(self) -> bool:
         return bool(self._requests)
 

@@ -56,6 +56,11 @@ class SynchronizedScheduler:
         return self._waiting.num_tokens + self._next_blocks.num_tokens
 
     @property
+    def can_run_ahead(self) -> bool:
+        """Each step depends on the one before."""
+        return False
+
+    @property
     def has_work(self) -> bool:
         return bool(self._requests)
 

@@ -72,6 +72,7 @@ class AsyncEngine:
         self._num_steps = self._num_prefill_tokens = self._num_refresh_tokens = self._num_denoising_tokens = 0
         self._num_transfers = self._num_failed_transfers = self._num_transfer_bytes = 0
         self._transfer_seconds = 0.0
+        self._ended_at = 0.0
         self.died: asyncio.Future[str] | None = None
         """Resolves with the reason when the step loop fails."""
 
@@ -147,11 +148,10 @@ class AsyncEngine:
             is_idle = True
             while self._drain_inbox(is_idle):
                 self._start_transfers()
-                started = time.monotonic()
-                output = self._engine.step(self._announce if self._overlap else None)
+                output = self._engine.step(self._announce if self._overlap else None, time.monotonic())
                 is_idle = output is None
                 if output is not None:
-                    self._publish(output, started)
+                    self._publish(output)
         except BaseException as error:
             self._loop.call_soon_threadsafe(self._fail, f"{type(error).__name__}: {error}")
             raise
@@ -266,24 +266,29 @@ class AsyncEngine:
             stream.ready_at = time.monotonic()
             self._deliver((stream, BlockUpdate((), False, num_steps=request.block.step)))
 
-    def _publish(self, output: StepOutput, started: float) -> None:
+    def _publish(self, output: StepOutput) -> None:
         now = time.monotonic()
+        # One that was launched ahead began when the one before it ended.
+        started, self._ended_at = max(output.started_at, self._ended_at), now
         plan = output.plan
         self._num_steps += 1
         updates: list[tuple[BlockStream, BlockUpdate]] = []
         first_steps: set[str] = set()
         for request in plan.prefills:
+            stream = self._streams.get(request.request_id)
             if request.block.step > 1:  # in the middle of its block
                 self._num_refresh_tokens += request.sequence_length
             else:
                 self._num_prefill_tokens += request.sequence_length
-                first_steps.add(request.request_id)
-                stream = self._streams[request.request_id]
-                stream.started_at, stream.ready_at = started, now
+                if stream is not None:
+                    first_steps.add(request.request_id)
+                    stream.started_at, stream.ready_at = started, now
         self._num_denoising_tokens += plan.decode_tokens
         left = {request.request_id for request in output.left}
         for request in (*plan.prefills, *plan.decodes):
-            stream = self._streams[request.request_id]
+            stream = self._streams.get(request.request_id)
+            if stream is None:
+                continue  # it left or was aborted while this step ran
             frontier = request.block.frontier
             is_done = request.request_id in left
             if frontier == stream.sent and not is_done and request.request_id not in first_steps:

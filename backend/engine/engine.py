@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from backend.core.request import Request
 from backend.core.scheduler import Scheduler, SchedulerConfig
 from backend.core.step import StepPlan, StepResult
 from backend.core.synchronized_scheduler import SynchronizedScheduler, SynchronizedSchedulerConfig
-from backend.engine.model_runner import ModelRunner
+from backend.engine.model_runner import ModelRunner, Pending
 from backend.models.loader import load_model
 
 AnySchedulerConfig = SchedulerConfig | PrefillSchedulerConfig | SynchronizedSchedulerConfig
@@ -28,6 +29,7 @@ class EngineConfig:
     scheduler: its kind makes a colocated worker's engine, a prefill worker's or a baseline.
     kv_cache_tokens: capacity of the KV pool in tokens, rounded up to whole pages.
     num_threads: CPU threads of the forward.
+    async_scheduling: whether a step is scheduled and launched while the one before runs.
     """
 
     model: Path
@@ -37,6 +39,7 @@ class EngineConfig:
     dtype: str = "float32"
     device: str = "cpu"
     num_threads: int = 1
+    async_scheduling: bool = False
 
 
 class StepScheduler(Protocol):
@@ -50,6 +53,8 @@ class StepScheduler(Protocol):
     def waiting_tokens(self) -> int: ...
     @property
     def has_work(self) -> bool: ...
+    @property
+    def can_run_ahead(self) -> bool: ...
     def add(self, request: Request) -> None: ...
     def abort(self, request_id: str) -> Request | None: ...
     def schedule(self, now: float = 0.0) -> StepPlan | None: ...
@@ -59,22 +64,30 @@ class StepScheduler(Protocol):
 @dataclass(frozen=True)
 class StepOutput:
     """Attributes:
-    plan: what ran.
+    plan: what ran; requests that had left or were aborted before it ended are still in it.
     left: requests that left the engine: ended, failed, or done with their block.
     errors: request id -> why it failed.
+    started_at: the `now` of the call that scheduled it.
     """
 
     plan: StepPlan
     left: Sequence[Request]
     errors: dict[str, str]
+    started_at: float
 
 
 class Engine:
-    """Add requests (one block each), then `step()` until they leave. Not thread-safe."""
+    """Add requests (one block each), then `step()` until they leave. Not thread-safe.
 
-    def __init__(self, runner: ModelRunner, scheduler: StepScheduler) -> None:
+    Args:
+        runs_ahead: whether a step is scheduled and launched before the result of the one before is known.
+    """
+
+    def __init__(self, runner: ModelRunner, scheduler: StepScheduler, runs_ahead: bool = False) -> None:
         self.runner = runner
         self.scheduler = scheduler
+        self._depth = 1 + runs_ahead
+        self._running: deque[tuple[StepPlan, Pending, float]] = deque()
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Engine:
@@ -96,19 +109,23 @@ class Engine:
     def step(
         self, on_plan: Callable[[StepPlan], Callable[[int], None]] | None = None, now: float = 0.0
     ) -> StepOutput | None:
-        """Runs one step; None when there is nothing to run.
+        """Waits for the end of one step, the next one launched; None when there is nothing to run.
 
         Args:
             on_plan: called with what is about to run; what it returns is called with each layer whose
                 KV is written.
-            now: seconds on a clock that only goes forward, for schedulers that wait.
+            now: seconds on a clock that only goes forward.
         """
-        plan = self.scheduler.schedule(now)
-        if plan is None:
+        while len(self._running) < self._depth and (not self._running or self.scheduler.can_run_ahead):
+            plan = self.scheduler.schedule(now)
+            if plan is None:
+                break
+            self._running.append((plan, self.runner.launch(plan, on_plan(plan) if on_plan else None), now))
+        if not self._running:
             return None
-        result = self.runner.run(plan, on_plan(plan) if on_plan else None)
-        left = self.scheduler.update(plan, result)
-        return StepOutput(plan, left, {r.request_id: r.error for r in left if r.error is not None})
+        plan, pending, started_at = self._running.popleft()
+        left = self.scheduler.update(plan, pending.result())
+        return StepOutput(plan, left, {r.request_id: r.error for r in left if r.error is not None}, started_at)
 
 
 def new_scheduler(config: AnySchedulerConfig, pool: PagePool, logits_shift: int) -> StepScheduler:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,20 +14,46 @@ from backend.attention.kv_cache import KVCache
 from backend.attention.sdpa import SdpaAttention
 from backend.core.block import Block
 from backend.core.queries import is_steady
+from backend.core.request import Request
 from backend.core.step import StepPlan, StepResult
 from backend.engine.batch import BlockState, PackedBatch
+from backend.engine.device_runner import DeviceRunner
 from backend.models.layers import Transformer
 from backend.sampling.sampler import FAILED, Choice
 
 
-class ModelRunner:
-    """Owns the model's forward and the KV memory. One thread at a time."""
+class Pending(Protocol):
+    """A step that may still be running."""
 
-    def __init__(self, model: Transformer, cache: KVCache) -> None:
+    def result(self) -> StepResult:
+        """Waits for its end."""
+        ...
+
+
+class Ended(NamedTuple):
+    """A step that has been waited for."""
+
+    of: StepResult
+
+    def result(self) -> StepResult:
+        return self.of
+
+
+class ModelRunner:
+    """Owns the model's forward and the KV memory. One thread at a time.
+
+    Here, tokens are chosen on the host, by any rule and for any cache policy.
+
+    Args:
+        max_num_seqs: if given, steps of plain requests are left to a `DeviceRunner` for so many.
+    """
+
+    def __init__(self, model: Transformer, cache: KVCache, max_num_seqs: int = 0) -> None:
         self.model = model
         self.cache = cache
         self.mask_token_id = model.config.mask_token_id
         self._min_rows = 8 * max(torch.get_num_threads(), 2) if cache.data.device.type == "cpu" else 1
+        self._device = DeviceRunner(model, cache, max_num_seqs, self._min_rows) if max_num_seqs else None
         self._states: dict[str, BlockState] = {}
         self._batch: PackedBatch | None = None
         self._batch_blocks: list[Block] = []
@@ -39,6 +66,21 @@ class ModelRunner:
     def forget_batch(self) -> None:
         """Makes the next step pack anew."""
         self._batch = None
+
+    def is_plain(self, request: Request) -> bool:
+        """Whether a step of this request can be launched before the result of the one before is known."""
+        return self._device is not None and self._device.is_plain(request)
+
+    def launch(self, plan: StepPlan, on_layer: Callable[[int], None] | None = None) -> Pending:
+        """Begins a step, and waits for its end unless all its requests are plain."""
+        if self._device is None:
+            return Ended(self.run(plan, on_layer))
+        if self._device.takes(plan):
+            self._states = {}
+            self.forget_batch()
+            return self._device.launch(plan, on_layer)
+        self._device.forget((*plan.prefills, *plan.decodes))
+        return Ended(self.run(plan, on_layer))
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, on_layer: Callable[[int], None] | None = None) -> StepResult:

@@ -1,0 +1,1 @@
+"""What one GPU does: checks and measurements that need no checkpoint, `python -m benchmarks.gpu.run_all`."""

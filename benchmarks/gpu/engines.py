@@ -1,0 +1,50 @@
+"""Engines of random models, and the requests that measurements run through them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from backend.core.request import Request
+from backend.core.sampling_params import SamplingParams
+from backend.engine.engine import Engine
+from backend.models.config import ModelConfig
+
+BLOCK_LENGTH = 32
+
+
+def request(
+    name: str,
+    config: ModelConfig,
+    num_prompt_tokens: int,
+    canvas_length: int,
+    steps_per_block: int,
+    *,
+    max_tokens: int | None = None,
+    arrival: float = 0.0,
+    finished_blocks: Sequence[int] = (),
+) -> Request:
+    """One whose blocks take a given number of forwards each, whatever the model says: its weights are random."""
+    params = SamplingParams(
+        max_tokens=max_tokens or canvas_length,
+        canvas_length=canvas_length,
+        block_length=BLOCK_LENGTH,
+        unmasking="quota",
+        steps_per_block=steps_per_block,
+    )
+    prompt = [(7 * i + len(name)) % config.mask_token_id for i in range(num_prompt_tokens)]
+    return Request(name, prompt, params, arrival, finished_blocks=finished_blocks)
+
+
+def clear(engine: Engine) -> None:
+    """Ends what runs and forgets what waits."""
+    for name in list(engine.scheduler.request_ids):
+        engine.scheduler.abort(name)
+    while engine.step() is not None:
+        pass
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
