@@ -37,10 +37,10 @@ def request(
     return Request(name, prompt, params, arrival, finished_blocks=finished_blocks)
 
 
-def clear(engine: Engine) -> None:
+def clear(engine: Engine, requests: Sequence[Request]) -> None:
     """Ends what runs and forgets what waits."""
-    for name in list(engine.scheduler.request_ids):
-        engine.scheduler.abort(name)
+    for request in requests:
+        engine.scheduler.abort(request.request_id)
     while engine.step() is not None:
         pass
 
