@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from backend.attention.base import AttentionBackend
 from backend.attention.kv_cache import KVCache
-from backend.attention.sdpa import SdpaAttention
+from backend.attention.sdpa import SdpaBackend
 from backend.core.block import Block
 from backend.core.queries import is_steady
 from backend.core.step import StepPlan, StepResult
@@ -22,9 +23,10 @@ from backend.sampling.sampler import FAILED, Choice
 class ModelRunner:
     """Owns the model's forward and the KV memory. One thread at a time."""
 
-    def __init__(self, model: Transformer, cache: KVCache) -> None:
+    def __init__(self, model: Transformer, cache: KVCache, attention: AttentionBackend | None = None) -> None:
         self.model = model
         self.cache = cache
+        self.attention = attention or SdpaBackend(cache)
         self.mask_token_id = model.config.mask_token_id
         self._min_rows = 8 * max(torch.get_num_threads(), 2) if cache.data.device.type == "cpu" else 1
         self._states: dict[str, BlockState] = {}
@@ -42,9 +44,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, on_layer: Callable[[int], None] | None = None) -> StepResult:
-        """One forward over the plan; `on_layer`: see `SdpaAttention`."""
+        """One forward over the plan; `on_layer`: see `AttentionBackend`."""
         batch = self._pack(plan)
-        attention = SdpaAttention(self.cache, batch.slots, batch.spans, on_layer)
+        attention = self.attention.begin(batch.slots, batch.spans, on_layer)
         hidden = self.model(batch.token_ids, batch.positions, attention)
         masked = batch.masked_places()
         logits = self._logits(hidden, batch.logit_rows(masked))
