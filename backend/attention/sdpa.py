@@ -6,35 +6,35 @@ Each sequence is attended on its own, so that its result is the same in every ba
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from backend.attention.base import SequenceSpan
 from backend.attention.kv_cache import KVCache
+from backend.attention.sdpa_graph import SdpaGraphAttention
 
 
-@dataclass(frozen=True)
-class SequenceSpan:
-    """One sequence of a packed batch: its query rows and where its KV lies.
+class SdpaBackend:
+    """See `base.AttentionBackend`."""
 
-    Attributes:
-        context: slots of all its positions, or None when the query covers them all (a prefill).
-    """
+    def __init__(self, cache: KVCache) -> None:
+        self.cache = cache
 
-    query_start: int
-    query_end: int
-    context: Tensor | slice | None
+    def begin(
+        self, slots: Tensor, spans: Sequence[SequenceSpan], on_layer: Callable[[int], None] | None = None
+    ) -> SdpaAttention:
+        return SdpaAttention(self.cache, slots, spans, on_layer)
+
+    def graph_attention(
+        self, num_sequences: int, query_length: int, max_sequence_length: int, slots: Tensor
+    ) -> SdpaGraphAttention:
+        return SdpaGraphAttention(self.cache, num_sequences, query_length, max_sequence_length, slots)
 
 
 class SdpaAttention:
-    """See `base.Attention`.
-
-    Args:
-        slots: where each packed token's KV is written, int64 [T].
-        on_layer: called with a layer's index when the KV of all packed tokens is written there.
-    """
+    """See `base.Attention`; the arguments are those of `base.AttentionBackend.begin`."""
 
     def __init__(
         self,
@@ -55,10 +55,11 @@ class SdpaAttention:
         grouped = query.shape[1] != key.shape[1]
         for span in self.spans:
             rows = slice(span.query_start, span.query_end)
-            if span.context is None:
+            if span.is_whole:
                 k, v = key[rows], value[rows]
             else:
-                k, v = keys[span.context], values[span.context]
+                context = span.kv.context
+                k, v = keys[context], values[context]
             attended = scaled_dot_product_attention(
                 query[rows].transpose(0, 1)[None],
                 k.transpose(0, 1)[None],

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from backend.attention.kv_cache import KVCache
-from backend.attention.sdpa import SequenceSpan
+from backend.attention.base import SequenceSpan
+from backend.attention.kv_cache import KVCache, PagedSequence
 from backend.core.cache_policy import Recompute
 from backend.core.queries import Range, commits_only_first, query
 from backend.core.request import Request
@@ -24,8 +24,7 @@ class BlockState:
     Attributes:
         ids: int64 [L], the block's tokens, the mask token where it is masked.
         is_masked: bool [L].
-        slots: int64 [S], where each token of the sequence keeps its KV.
-        context: the same as the attention reads it.
+        kv: where the sequence's KV lies; the same object for as long as the block lasts.
     """
 
     def __init__(self, request: Request, cache: KVCache, mask_token_id: int) -> None:
@@ -36,9 +35,8 @@ class BlockState:
         self.is_masked = np.array([token is None for token in tokens])
         self.ids = np.array([mask_token_id if token is None else token for token in tokens])
         start, end = request.block_start, request.block_start + request.block.length
-        self.slots = cache.slots(request.pages, request.sequence_length)
-        self.context = cache.context(self.slots)
-        self.block_slots = self.slots[start:end]
+        self.kv = PagedSequence(cache, request.pages, request.sequence_length)
+        self.block_slots = self.kv.slots[start:end]
         self.block_positions = np.arange(start, end)
 
     def commit(self, offset: int, token: int) -> None:
@@ -61,7 +59,7 @@ class BlockState:
         if len(ranges) == 1 and ranges[0] == (start, start + len(self.ids)):
             return self.ids, self.block_slots, self.block_positions
         positions = np.concatenate([np.arange(*positions) for positions in ranges])
-        return self.sequence[positions], self.slots[positions], positions
+        return self.sequence[positions], self.kv.slots[positions], positions
 
 
 class PackedBatch:
@@ -112,9 +110,9 @@ class PackedBatch:
                 rows += request.sequence_length
                 first_rows.append(begin + request.block_start)
                 ids.append(state.sequence)
-                slots.append(state.slots)
+                slots.append(state.kv.slots)
                 positions.append(np.arange(request.sequence_length))
-                self.spans.append(SequenceSpan(begin, rows, None))
+                self.spans.append(SequenceSpan(begin, rows, state.kv))
             else:
                 ranges = query(request, logits_shift)
                 query_ids, query_slots, query_positions = state.query(ranges)
@@ -125,7 +123,7 @@ class PackedBatch:
                 ids.append(query_ids)
                 slots.append(query_slots)
                 positions.append(query_positions)
-                self.spans.append(SequenceSpan(begin, rows, state.context))
+                self.spans.append(SequenceSpan(begin, rows, state.kv))
         if padding := max(min_rows - rows, 0):
             ids.append(np.zeros(padding, dtype=np.int64))
             slots.append(np.full(padding, cache.scratch_slot))

@@ -10,13 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from backend.attention.base import AttentionBackend
 from backend.attention.kv_cache import KVCache
-from backend.attention.sdpa import SdpaAttention
+from backend.attention.sdpa import SdpaBackend
 from backend.core.block import Block
 from backend.core.queries import is_steady
 from backend.core.request import Request
 from backend.core.step import StepPlan, StepResult
-from backend.engine.batch import BlockState, PackedBatch
+from backend.engine.batch import BlockState, PackedBatch, min_rows
 from backend.engine.device_runner import DeviceRunner
 from backend.models.layers import Transformer
 from backend.sampling.sampler import FAILED, Choice
@@ -45,15 +46,22 @@ class ModelRunner:
     Here, tokens are chosen on the host, by any rule and for any cache policy.
 
     Args:
-        max_num_seqs: if given, steps of plain requests are left to a `DeviceRunner` for so many.
+        on_device: runs the steps of plain requests, if given.
     """
 
-    def __init__(self, model: Transformer, cache: KVCache, max_num_seqs: int = 0) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        cache: KVCache,
+        attention: AttentionBackend | None = None,
+        on_device: DeviceRunner | None = None,
+    ) -> None:
         self.model = model
         self.cache = cache
+        self.attention = attention or SdpaBackend(cache)
         self.mask_token_id = model.config.mask_token_id
-        self._min_rows = 8 * max(torch.get_num_threads(), 2) if cache.data.device.type == "cpu" else 1
-        self._device = DeviceRunner(model, cache, max_num_seqs, self._min_rows) if max_num_seqs else None
+        self._min_rows = min_rows(cache.data.device)
+        self.on_device = on_device
         self._states: dict[str, BlockState] = {}
         self._batch: PackedBatch | None = None
         self._batch_blocks: list[Block] = []
@@ -69,24 +77,24 @@ class ModelRunner:
 
     def is_plain(self, request: Request) -> bool:
         """Whether a step of this request can be launched before the result of the one before is known."""
-        return self._device is not None and self._device.is_plain(request)
+        return self.on_device is not None and self.on_device.is_plain(request)
 
     def launch(self, plan: StepPlan, on_layer: Callable[[int], None] | None = None) -> Pending:
         """Begins a step, and waits for its end unless all its requests are plain."""
-        if self._device is None:
+        if self.on_device is None:
             return Ended(self.run(plan, on_layer))
-        if self._device.takes(plan):
+        if self.on_device.takes(plan):
             self._states = {}
             self.forget_batch()
-            return self._device.launch(plan, on_layer)
-        self._device.forget((*plan.prefills, *plan.decodes))
+            return self.on_device.launch(plan, on_layer)
+        self.on_device.forget((*plan.prefills, *plan.decodes))
         return Ended(self.run(plan, on_layer))
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, on_layer: Callable[[int], None] | None = None) -> StepResult:
-        """One forward over the plan; `on_layer`: see `SdpaAttention`."""
+        """One forward over the plan; `on_layer`: see `AttentionBackend`."""
         batch = self._pack(plan)
-        attention = SdpaAttention(self.cache, batch.slots, batch.spans, on_layer)
+        attention = self.attention.begin(batch.slots, batch.spans, on_layer)
         hidden = self.model(batch.token_ids, batch.positions, attention)
         masked = batch.masked_places()
         logits = self._logits(hidden, batch.logit_rows(masked))

@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from backend.attention.base import Attention
 from backend.models.config import ModelConfig
+from backend.models.kernels import Kernels, TorchKernels
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm, computed in float32 as the reference models do."""
+    """Root-mean-square norm of the residual stream."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:  # [T, D]
-        return functional.rms_norm(x.float(), (x.shape[-1],), None, self.eps).to(x.dtype) * self.weight
-
-
-def rotary_table(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of `positions` [T]: two float32 tensors [T, 1, E]."""
-    # In just this order: at position 100 another rounding of a frequency already shows in the logits.
-    inverse = 1.0 / theta ** (torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
-    angles = positions.float()[:, None] * inverse  # [T, E/2]
-    angles = torch.cat((angles, angles), dim=-1)[:, None, :]
-    return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of `x` [T, H, E], in float32 (the reference's `rope_full_precision`)."""
-    full = x.float()
-    first, second = full.chunk(2, dim=-1)
-    return (full * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
+    def forward(self, x: Tensor, residual: Tensor | None, kernels: Kernels) -> tuple[Tensor, Tensor]:
+        """Adds `x` [T, D] to the residual stream [T, D], which it begins if there is none: its norm, and itself."""
+        if residual is None:
+            return kernels.rms_norm(x, self.weight, self.eps), x
+        return kernels.add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class SelfAttention(nn.Module):
@@ -47,10 +36,9 @@ class SelfAttention(nn.Module):
         self.qkv_proj = nn.Linear(hidden, (heads + 2 * kv_heads) * self.head_dim, bias=bias)
         self.out_proj = nn.Linear(hidden, hidden, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attention: Attention) -> Tensor:
+    def forward(self, x: Tensor, rotary: Any, layer: int, attention: Attention, kernels: Kernels) -> Tensor:
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)  # [T, H + 2K, E]
-        rotated = rotate(qkv[:, : self.heads + self.kv_heads], cos, sin)
-        query, key = rotated.split((self.heads, self.kv_heads), dim=1)
+        query, key = kernels.rotate(qkv, self.heads, self.kv_heads, rotary)
         value = qkv[:, self.heads + self.kv_heads :]
         return self.out_proj(attention.attend(layer, query, key, value).flatten(1))
 
@@ -63,9 +51,8 @@ class GatedMLP(nn.Module):
         self.gate_up_proj = nn.Linear(hidden, 2 * intermediate, bias=False)
         self.down_proj = nn.Linear(intermediate, hidden, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:  # [T, D]
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(functional.silu(gate) * up)
+    def forward(self, x: Tensor, kernels: Kernels) -> Tensor:  # [T, D]
+        return self.down_proj(kernels.silu_mul(self.gate_up_proj(x)))
 
 
 class Block(nn.Module):
@@ -76,9 +63,13 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(hidden, eps)
         self.mlp = GatedMLP(hidden, intermediate)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attention: Attention) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin, layer, attention)
-        return x + self.mlp(self.mlp_norm(x))
+    def forward(
+        self, x: Tensor, residual: Tensor | None, rotary: Any, layer: int, attention: Attention, kernels: Kernels
+    ) -> tuple[Tensor, Tensor]:
+        """What it adds to the residual stream, and the stream before that."""
+        x, residual = self.attention_norm(x, residual, kernels)
+        x, residual = self.mlp_norm(self.attention(x, rotary, layer, attention, kernels), residual, kernels)
+        return self.mlp(x, kernels), residual
 
 
 class Transformer(nn.Module):
@@ -86,11 +77,15 @@ class Transformer(nn.Module):
 
     Args:
         qkv_bias: whether the query, key and value projections have one.
+
+    Attributes:
+        kernels: torch's; others may be put in their place.
     """
 
     def __init__(self, config: ModelConfig, qkv_bias: bool) -> None:
         super().__init__()
         self.config = config
+        self.kernels: Kernels = TorchKernels(config)
         self.embedding = nn.Embedding(config.embedding_size, config.hidden_size)
         self.blocks = nn.ModuleList(
             Block(
@@ -110,11 +105,11 @@ class Transformer(nn.Module):
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Hidden states [T, D] of packed `token_ids` [T] at absolute `positions` [T]."""
-        x = self.embedding(token_ids)
-        cos, sin = rotary_table(positions, self.config.head_dim, self.config.rope_theta)
+        x, residual = self.embedding(token_ids), None
+        rotary = self.kernels.rotary(positions)
         for layer, block in enumerate(self.blocks):
-            x = block(x, cos, sin, layer, attention)
-        return self.norm(x)
+            x, residual = block(x, residual, rotary, layer, attention, self.kernels)
+        return self.norm(x, residual, self.kernels)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [N, V] of chosen rows of the hidden states [N, D], V embedding rows.

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from backend.attention.kv_cache import KVCache
-from backend.attention.sdpa import SdpaAttention, SequenceSpan
+from backend.attention.base import SequenceSpan
+from backend.attention.kv_cache import KVCache, PagedSequence
+from backend.attention.sdpa import SdpaAttention
 from backend.core.block import Block
 from backend.core.request import Request
 from backend.core.sampling_params import SamplingParams
@@ -25,11 +26,13 @@ PROMPT = [7, 3, 20, 41, 5]
 def likeliest(engine: Engine, tokens: Sequence[int], holder: Request | None = None) -> list[int]:
     """What each row of a plain forward over `tokens` says; its KV replaces that of `holder`."""
     positions = torch.arange(len(tokens))
-    cache, slots = KVCache(2, 8, 8, 2, 8, torch.float32, torch.device("cpu")), positions
-    if holder is not None:
+    if holder is None:
+        cache = KVCache(2, 8, 8, 2, 8, torch.float32, torch.device("cpu"))
+        kv = PagedSequence(cache, range(8), len(tokens))
+    else:
         cache = engine.runner.cache
-        slots = torch.from_numpy(cache.slots(holder.pages, len(tokens)))
-    attention = SdpaAttention(cache, slots, [SequenceSpan(0, len(tokens), None)])
+        kv = PagedSequence(cache, holder.pages, len(tokens))
+    attention = SdpaAttention(cache, torch.from_numpy(kv.slots), [SequenceSpan(0, len(tokens), kv)])
     model = engine.runner.model
     with torch.inference_mode():
         logits = model.logits(model(torch.tensor(tokens), positions, attention))[:, : DREAM.vocab_size]

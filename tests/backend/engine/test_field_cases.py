@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from backend.attention.kv_cache import KVCache
-from backend.attention.sdpa import SdpaAttention, SequenceSpan
+from backend.attention.base import SequenceSpan
+from backend.attention.kv_cache import KVCache, PagedSequence
+from backend.attention.sdpa import SdpaAttention
 from backend.core.request import Request, RequestStatus
 from backend.core.sampling_params import SamplingParams
 from backend.core.step import StepPlan, StepResult
@@ -150,7 +151,8 @@ def likelihoods(engine: Engine, tokens: Sequence[int]) -> Tensor:
     """What each row of a plain forward over `tokens` says, [T, V]; the mask is impossible."""
     cache = KVCache(2, 16, 8, 2, 8, torch.float32, torch.device("cpu"))
     positions = torch.arange(len(tokens))
-    attention = SdpaAttention(cache, positions, [SequenceSpan(0, len(tokens), None)])
+    kv = PagedSequence(cache, range(16), len(tokens))
+    attention = SdpaAttention(cache, positions, [SequenceSpan(0, len(tokens), kv)])
     model = engine.runner.model
     with torch.inference_mode():
         logits = model.logits(model(torch.tensor(tokens), positions, attention))[:, : LLADA.vocab_size]

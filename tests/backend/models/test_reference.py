@@ -11,9 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from backend.attention.kv_cache import KVCache
-from backend.attention.sdpa import SdpaAttention, SequenceSpan
-from backend.models.layers import Transformer, rotary_table, rotate
+from backend.attention.base import SequenceSpan
+from backend.attention.kv_cache import KVCache, PagedSequence
+from backend.attention.sdpa import SdpaAttention
+from backend.models.kernels import rotary_table, rotate
+from backend.models.layers import Transformer
 from backend.models.loader import load_model
 
 ATOL = 1e-3  # float32 itself differs from float64 by up to 4e-4 here
@@ -32,10 +34,9 @@ class Runner:
 
     @torch.inference_mode()
     def __call__(self, ids: torch.Tensor, start: int, pages: list[int], total: int) -> torch.Tensor:
-        slots = self.cache.slots(pages, total)
-        rows = slots[start : start + len(ids)]
-        context = None if len(ids) == total else self.cache.context(slots)
-        attention = SdpaAttention(self.cache, torch.from_numpy(rows), [SequenceSpan(0, len(ids), context)])
+        kv = PagedSequence(self.cache, pages, total)
+        rows = kv.slots[start : start + len(ids)]
+        attention = SdpaAttention(self.cache, torch.from_numpy(rows), [SequenceSpan(0, len(ids), kv)])
         positions = torch.arange(start, start + len(ids))
         return self.model.logits(self.model(ids, positions, attention))
 
