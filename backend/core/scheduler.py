@@ -85,7 +85,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests)
+        """Whether a request is here, or a step runs."""
+        return bool(self._requests or self._running)
 
     @property
     def can_run_ahead(self) -> bool:

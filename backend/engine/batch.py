@@ -18,6 +18,15 @@ from backend.core.step import StepPlan
 from backend.sampling.sampler import SamplingBatch
 
 
+def min_rows(device: torch.device) -> int:
+    """How many rows the matrix products of a step have at least.
+
+    On a CPU, those of very few rows take another path in the BLAS libraries, whose rounding would make a
+    lone request's tokens differ from the same request's in a batch.
+    """
+    return 8 * max(torch.get_num_threads(), 2) if device.type == "cpu" else 1
+
+
 class BlockState:
     """A request's part of a batch for as long as it denoises one block.
 
@@ -65,11 +74,8 @@ class BlockState:
 class PackedBatch:
     """Whole sequences of the prefills, then what the decodes recompute, then padding.
 
-    Padded to `min_rows` tokens: matrix products of very few rows take another path in the BLAS
-    libraries, whose rounding would make a lone request's tokens differ from the same request's in
-    a batch.
-
     Args:
+        min_rows: it is padded to so many tokens.
         logits_shift: see `ModelConfig`.
 
     Attributes:

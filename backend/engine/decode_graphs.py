@@ -42,8 +42,8 @@ class _Size:
         self.first_row = torch.arange(size, device=device) * block_length
         self.attention = attention.graph_attention(size, block_length, max_length, self.slots)
         self.attention.plan(())
-        self.steps: dict[int, Callable[[], Tensor]] = {}
-        """By the number of rows of logits; each returns the commits, int32 [B, L]."""
+        self.steps: dict[int, Callable[[], tuple[Tensor, Tensor]]] = {}
+        """By the number of rows of logits; see `DecodeGraphs.run`."""
 
 
 class DecodeGraphs:
@@ -69,7 +69,7 @@ class DecodeGraphs:
         max_length: int,
     ) -> None:
         self._model, self._cache, self._seats, self._unmasker = model, cache, seats, unmasker
-        self._scratch_seat, self._block_length = scratch_seat, block_length
+        self._scratch_seat, self.block_length = scratch_seat, block_length
         self._pool: object | None = None
         self._sizes = [
             (size, _Size(size, block_length, cache, attention, max_length, scratch_seat)) for size in sorted(sizes)
@@ -81,11 +81,14 @@ class DecodeGraphs:
 
     def fit(self, rows: Sequence[Row]) -> bool:
         """Whether a step of just these is recorded."""
-        length = self._block_length
+        length = self.block_length
         return len(rows) <= self._sizes[-1][0] and all(row.query_end - row.start == length for row in rows)
 
-    def run(self, rows: list[Row], num_candidates: int) -> Tensor:
-        """Launches a step of `rows`; its commits, int32 [B, L], good until the next one.
+    def run(self, rows: list[Row], num_candidates: int) -> tuple[Tensor, Tensor]:
+        """Launches a step of `rows`.
+
+        Returns:
+            Hidden states [B * `block_length`, D] and commits, int32 [B, L]; good until the next step.
 
         Args:
             num_candidates: how many of their positions are masked, at most.
@@ -97,7 +100,7 @@ class DecodeGraphs:
 
     def _place(self, of: _Size, rows: list[Row]) -> None:
         """Puts rows where the graphs of their size read them, behind whatever runs now."""
-        size, length = len(of.seat_of), self._block_length
+        size, length = len(of.seat_of), self.block_length
         seats = np.full(size, self._scratch_seat)
         positions = np.zeros((size, length), dtype=np.int64)
         slots = np.full((size, length), self._cache.scratch_slot)
@@ -112,16 +115,16 @@ class DecodeGraphs:
         of.attention.plan([row.kv for row in rows])
         of.rows = rows
 
-    def _step(self, of: _Size, num_rows: int) -> Tensor:
-        length, longest = self._block_length, self._seats.longest_block
+    def _step(self, of: _Size, num_rows: int) -> tuple[Tensor, Tensor]:
+        length, longest = self.block_length, self._seats.longest_block
         token_ids = self._seats.tokens.index_select(0, of.seat_of)[:, :length].reshape(-1)
         hidden = self._model(token_ids, of.positions, of.attention)
         place = self._unmasker.compact(of.seat_of, self._seats, num_rows)
         index = logit_rows(place, of.first_row, of.first_row, longest, self._model.config.logits_shift)
         logits = self._model.logits(hidden.index_select(0, index))
-        return self._unmasker.run(logits, place, of.seat_of, self._seats)
+        return hidden, self._unmasker.run(logits, place, of.seat_of, self._seats)
 
-    def _recorded(self, of: _Size, num_rows: int) -> Callable[[], Tensor]:
+    def _recorded(self, of: _Size, num_rows: int) -> Callable[[], tuple[Tensor, Tensor]]:
         if self._cache.data.device.type == "cpu":
             return lambda: self._step(of, num_rows)
         stream = torch.cuda.Stream()
@@ -132,12 +135,12 @@ class DecodeGraphs:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            commits = self._step(of, num_rows)
+            result = self._step(of, num_rows)
         self._pool = self._pool or graph.pool()
 
-        def replay() -> Tensor:
+        def replay() -> tuple[Tensor, Tensor]:
             graph.replay()
-            return commits
+            return result
 
         return replay
 

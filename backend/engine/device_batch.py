@@ -46,6 +46,7 @@ class DeviceBatch:
         seat_of: int32 [B].
         first_row, least_row: int64 [B], the packed rows of each block's first position and of its
             sequence's first query.
+        first_rows, begins: the same on the host.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class DeviceBatch:
         token_offsets: list[NDArray[np.int64]] = []
         begins: list[int] = []
         first_rows: list[int] = []
+        self.begins, self.first_rows = begins, first_rows
         self.spans: list[SequenceSpan] = []
         total = 0
         for i, (request, row) in enumerate(zip(requests, rows, strict=True)):

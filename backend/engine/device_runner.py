@@ -6,20 +6,23 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from backend.attention.base import AttentionBackend
 from backend.attention.kv_cache import KVCache
 from backend.core.block import Block
 from backend.core.queries import is_steady
 from backend.core.request import Request
+from backend.core.sampling_params import SamplingParams
 from backend.core.step import StepPlan, StepResult
+from backend.engine.batch import min_rows
 from backend.engine.decode_graphs import DecodeGraphs
 from backend.engine.device_batch import DeviceBatch, Row, logit_rows, num_candidates
+from backend.engine.host_choice import HostChoice
 from backend.engine.staging import Download
 from backend.models.layers import Transformer
-from backend.sampling.dense_unmask import FAILED
+from backend.sampling.dense_unmask import FAILED, NOTHING
 from backend.sampling.fused import FusedUnmasker
+from backend.sampling.sampler import FAILED as HOST_FAILED
 from backend.sampling.seats import Seats
 
 LONGEST_BLOCK = 64
@@ -32,8 +35,8 @@ class DeviceRunner:
 
     Args:
         max_num_seqs: requests of a step, at most.
-        min_rows: see `PackedBatch`.
-        records: whether steps of denoising alone run as `DecodeGraphs`, and of which sizes.
+        graph_sizes: steps of denoising alone run as `DecodeGraphs` of these sizes, if any.
+        max_length: the longest prompt + canvas.
     """
 
     def __init__(
@@ -42,39 +45,58 @@ class DeviceRunner:
         cache: KVCache,
         attention: AttentionBackend,
         max_num_seqs: int,
-        min_rows: int,
         graph_sizes: Sequence[int] = (),
+        max_length: int = 0,
     ) -> None:
         self.model = model
         self.cache = cache
         self.attention = attention
         self.max_num_seqs = max_num_seqs
-        self._min_rows = min_rows
         config, device = model.config, cache.data.device
+        self._min_rows = min_rows(device)
         # Those of the step that runs and those of the next, and one where nothing is ever masked.
-        self.seats = Seats(2 * max_num_seqs + 1, LONGEST_BLOCK, device, config.mask_token_id, config.logits_shift)
+        self.seats = Seats(
+            2 * max_num_seqs + 1,
+            LONGEST_BLOCK,
+            device,
+            mask_token_id=config.mask_token_id,
+            logits_shift=config.logits_shift,
+        )
         self._free_seats = list(range(2 * max_num_seqs))
         self._rows: dict[Block, Row] = {}
         """The blocks that have a seat, those of the last step last."""
         self.unmasker = FusedUnmasker(
-            max(max_num_seqs * LONGEST_BLOCK, min_rows),
+            max(max_num_seqs * LONGEST_BLOCK, self._min_rows),
             max_num_seqs,
             LONGEST_BLOCK,
             device,
             vocab_size=config.vocab_size,
             mask_token_id=config.mask_token_id,
         )
-        self._graphs = None
+        self.graphs: DecodeGraphs | None = None
+        if graph_sizes:
+            self.graphs = DecodeGraphs(
+                model,
+                cache,
+                attention,
+                self.seats,
+                self.unmasker,
+                sizes=graph_sizes,
+                scratch_seat=2 * max_num_seqs,
+                block_length=config.defaults.get("block_length", SamplingParams.block_length),
+                max_length=max_length,
+            )
         self._batch: DeviceBatch | None = None
         self._batch_rows: list[Row] = []
 
     def is_plain(self, request: Request) -> bool:
-        """Whether this can run the steps of a request, from its block's first or from any later one on."""
+        """Whether a step of this request can be launched before the result of the one before is known."""
         return is_steady(request) and self.seats.fits(request)
 
     def takes(self, plan: StepPlan) -> bool:
+        """Whether this can run `plan`. The tokens of requests that do not fit a seat are chosen on the host."""
         requests = (*plan.prefills, *plan.decodes)
-        return len(requests) <= self.max_num_seqs and all(map(self.is_plain, requests))
+        return len(requests) <= self.max_num_seqs and all(map(is_steady, requests))
 
     def forget(self, requests: Sequence[Request]) -> None:
         """Somebody else runs a step of these."""
@@ -90,31 +112,56 @@ class DeviceRunner:
         rows = self._seated(requests)
         shift = self.model.config.logits_shift
         num_rows = max(num_candidates(plan, shift), self._min_rows)
-        if self._graphs is not None and not plan.prefills and self._graphs.fit(rows):
-            return RunningStep(requests, self._graphs.run(rows, num_rows))
-        batch = self._packed(plan, requests, rows)
-        batch.fill_in(self.seats.tokens)
-        attention = self.attention.begin(batch.slots, batch.spans, on_layer)
-        hidden = self.model(batch.token_ids, batch.positions, attention)
-        place = self.unmasker.compact(batch.seat_of, self.seats, num_rows)
-        index = logit_rows(place, batch.first_row, batch.least_row, LONGEST_BLOCK, shift)
-        logits = self.model.logits(hidden.index_select(0, index))
-        return RunningStep(requests, self.unmasker.run(logits, place, batch.seat_of, self.seats))
+        if self.graphs is not None and not plan.prefills and self.graphs.fit(rows):
+            hidden, commits = self.graphs.run(rows, num_rows)
+            begins = first_rows = range(0, len(hidden), self.graphs.block_length)
+        else:
+            batch = self._packed(plan, requests, rows)
+            batch.fill_in(self.seats.tokens)
+            attention = self.attention.begin(batch.slots, batch.spans, on_layer)
+            hidden = self.model(batch.token_ids, batch.positions, attention)
+            place = self.unmasker.compact(batch.seat_of, self.seats, num_rows)
+            index = logit_rows(place, batch.first_row, batch.least_row, LONGEST_BLOCK, shift)
+            logits = self.model.logits(hidden.index_select(0, index))
+            commits = self.unmasker.run(logits, place, batch.seat_of, self.seats)
+            first_rows, begins = batch.first_rows, batch.begins
+        download = Download(commits)
+        others = {i: request for i, request in enumerate(requests) if not self.seats.fits(request)}
+        chosen = None
+        if others:
+            config = self.model.config
+            chosen = HostChoice(
+                others,
+                hidden,
+                self.model.logits,
+                first_rows,
+                begins,
+                vocab_size=config.vocab_size,
+                mask_token_id=config.mask_token_id,
+                logits_shift=shift,
+                min_rows=self._min_rows,
+            )
+        return RunningStep(requests, download, chosen)
 
     def _seated(self, requests: Sequence[Request]) -> list[Row]:
         """The row of each request; blocks that have none yet get a seat, with what is known of them."""
-        rows: list[Row] = []
+        known = {request.block: row for request in requests if (row := self._rows.pop(request.block, None))}
+        self._rows.update(known)
         new: list[Request] = []
+        others: list[int] = []
         for request in requests:
-            row = self._rows.pop(request.block, None)
-            if row is None:
+            if request.block not in known:
+                self._rows[request.block] = Row(request, self._seat(), self.cache)
+            if not self.seats.fits(request):
+                others.append(self._rows[request.block].seat)
+                new.append(request)  # its tokens come from the host, every time
+            elif request.block not in known:
                 new.append(request)
-                row = Row(request, self._seat(), self.cache)
-            self._rows[request.block] = row
-            rows.append(row)
         if new:
             self.seats.take([self._rows[request.block].seat for request in new], new)
-        return rows
+        if others:
+            self.seats.leave(others)
+        return [self._rows[request.block] for request in requests]
 
     def _seat(self) -> int:
         if not self._free_seats:
@@ -143,22 +190,33 @@ class RunningStep:
 
     Args:
         commits: int32 [B, L], the token committed at each offset, -1 for none.
+        chosen: what was chosen on the host.
     """
 
-    def __init__(self, requests: Sequence[Request], commits: Tensor) -> None:
+    def __init__(self, requests: Sequence[Request], commits: Download, chosen: HostChoice | None) -> None:
         self._requests = requests
         self._starts = [request.block_start for request in requests]
-        self._commits = Download(commits)
+        self._commits = commits
+        self._chosen = chosen
 
     def result(self) -> StepResult:
         """Waits for the step's end."""
-        commits = self._commits.array()
-        rows, offsets = np.nonzero(commits[: len(self._requests)] != -1)
+        commits = self._commits.array()[: len(self._requests)]
         per_request: list[list[tuple[int, int]]] = [[] for _ in self._requests]
-        errors: dict[str, str] = {}
+        rows, offsets = np.nonzero(commits != NOTHING)
         for row, offset, token in zip(rows.tolist(), offsets.tolist(), commits[rows, offsets].tolist(), strict=True):
-            if token == FAILED:
-                position = self._starts[row] + offset
-                errors[self._requests[row].request_id] = f"the model's logits at position {position} are not finite"
             per_request[row].append((offset, token))
-        return StepResult(per_request, errors)
+        failures = [(row, offset) for row, offset in np.argwhere(commits == FAILED).tolist()]
+        logprobs = {}
+        if self._chosen is not None:
+            logprobs = self._chosen.logprobs
+            for row, pairs in self._chosen.commits.items():
+                per_request[row] = pairs
+                failures += [(row, offset) for offset, token in pairs if token == HOST_FAILED]
+        errors = {
+            self._requests[
+                row
+            ].request_id: f"the model's logits at position {self._starts[row] + offset} are not finite"
+            for row, offset in failures
+        }
+        return StepResult(per_request, errors, logprobs)

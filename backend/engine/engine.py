@@ -11,13 +11,18 @@ from typing import Protocol
 import torch
 
 from backend.attention.kv_cache import KVCache
+from backend.attention.sdpa import SdpaBackend
 from backend.core.page_pool import PagePool
 from backend.core.prefill_scheduler import PrefillScheduler, PrefillSchedulerConfig
+from backend.core.queries import is_steady
 from backend.core.request import Request
 from backend.core.scheduler import Scheduler, SchedulerConfig
 from backend.core.step import StepPlan, StepResult
 from backend.core.synchronized_scheduler import SynchronizedScheduler, SynchronizedSchedulerConfig
+from backend.engine.decode_graphs import graph_sizes
+from backend.engine.device_runner import DeviceRunner
 from backend.engine.model_runner import ModelRunner, Pending
+from backend.models.layers import Transformer
 from backend.models.loader import load_model
 
 AnySchedulerConfig = SchedulerConfig | PrefillSchedulerConfig | SynchronizedSchedulerConfig
@@ -29,7 +34,8 @@ class EngineConfig:
     scheduler: its kind makes a colocated worker's engine, a prefill worker's or a baseline.
     kv_cache_tokens: capacity of the KV pool in tokens, rounded up to whole pages.
     num_threads: CPU threads of the forward.
-    async_scheduling: whether a step is scheduled and launched while the one before runs.
+    async_scheduling: whether a step is scheduled and launched while the one before runs; on CUDA, if not said.
+    enforce_eager: whether to do without CUDA graphs.
     """
 
     model: Path
@@ -39,7 +45,8 @@ class EngineConfig:
     dtype: str = "float32"
     device: str = "cpu"
     num_threads: int = 1
-    async_scheduling: bool = False
+    async_scheduling: bool | None = None
+    enforce_eager: bool = False
 
 
 class StepScheduler(Protocol):
@@ -97,14 +104,27 @@ class Engine:
             CheckpointError: see `load_model`.
         """
         torch.set_num_threads(config.num_threads)
+        return cls.of(load_model(config.model, getattr(torch, config.dtype), torch.device(config.device)), config)
+
+    @classmethod
+    def of(cls, model: Transformer, config: EngineConfig) -> Engine:
+        """An engine for a model that is loaded, whatever `config` says of where it is."""
         dtype, device = getattr(torch, config.dtype), torch.device(config.device)
-        model = load_model(config.model, dtype, device)
         pool = PagePool(-(-config.kv_cache_tokens // config.page_size), config.page_size)
         shape = model.config
         cache = KVCache(
             shape.num_layers, pool.num_pages, pool.page_size, shape.num_kv_heads, shape.head_dim, dtype, device
         )
-        return cls(ModelRunner(model, cache), new_scheduler(config.scheduler, pool, shape.logits_shift))
+        attention = SdpaBackend(cache)
+        is_cuda = device.type == "cuda"
+        is_async = is_cuda if config.async_scheduling is None else config.async_scheduling
+        on_device = None
+        if is_cuda or is_async:
+            most = _max_num_seqs(config.scheduler)
+            sizes = graph_sizes(most) if is_cuda and not config.enforce_eager else ()
+            on_device = DeviceRunner(model, cache, attention, most, sizes, shape.max_position)
+        runner = ModelRunner(model, cache, attention, on_device)
+        return cls(runner, new_scheduler(config.scheduler, pool, shape.logits_shift, runner.is_plain), is_async)
 
     def step(
         self, on_plan: Callable[[StepPlan], Callable[[int], None]] | None = None, now: float = 0.0
@@ -128,10 +148,24 @@ class Engine:
         return StepOutput(plan, left, {r.request_id: r.error for r in left if r.error is not None}, started_at)
 
 
-def new_scheduler(config: AnySchedulerConfig, pool: PagePool, logits_shift: int) -> StepScheduler:
+def new_scheduler(
+    config: AnySchedulerConfig,
+    pool: PagePool,
+    logits_shift: int,
+    is_plain: Callable[[Request], bool] = is_steady,
+) -> StepScheduler:
     """The scheduler of this configuration's kind, for a model of this `ModelConfig.logits_shift`."""
     if isinstance(config, SchedulerConfig):
-        return Scheduler(config, pool, logits_shift)
+        return Scheduler(config, pool, logits_shift, is_plain)
     if isinstance(config, PrefillSchedulerConfig):
         return PrefillScheduler(config, pool)
     return SynchronizedScheduler(config, pool, logits_shift)
+
+
+def _max_num_seqs(config: AnySchedulerConfig) -> int:
+    """Requests of a step, as far as that is bounded; a larger step runs all the same, only slower."""
+    if isinstance(config, SchedulerConfig):
+        return config.max_num_seqs
+    if isinstance(config, PrefillSchedulerConfig):
+        return max(config.max_prefill_tokens // 64, 1)
+    return config.batch_size

@@ -8,7 +8,8 @@ import torch
 
 from backend.core.request import Request
 from backend.core.sampling_params import SamplingParams
-from backend.engine.engine import Engine
+from backend.core.scheduler import SchedulerConfig
+from backend.engine.engine import Engine, new_scheduler
 from backend.models.config import ModelConfig
 
 BLOCK_LENGTH = 32
@@ -35,6 +36,14 @@ def request(
     )
     prompt = [(7 * i + len(name)) % config.mask_token_id for i in range(num_prompt_tokens)]
     return Request(name, prompt, params, arrival, finished_blocks=finished_blocks)
+
+
+def with_budget(engine: Engine, token_budget: int, max_num_seqs: int, *, runs_ahead: bool = True) -> Engine:
+    """The same model, memory and graphs under another scheduler; `engine` must be idle."""
+    runner, pool = engine.runner, engine.scheduler.pool
+    config = SchedulerConfig(token_budget, max_num_seqs)
+    shift = runner.model.config.logits_shift
+    return Engine(runner, new_scheduler(config, pool, shift, runner.is_plain), runs_ahead)
 
 
 def clear(engine: Engine, requests: Sequence[Request]) -> None:

@@ -31,6 +31,9 @@ def _of_model(name: str, found: Mapping[str, Any], gpu: GPU | None) -> list[str]
         lines += [f"Weights made, graphs recorded, ready in {found['start_s']:.0f} s.", ""]
     if "step_times" in found:
         lines += _step_times(name, found["step_times"], gpu)
+        for what in ("graphs, each step waited for", "no graphs either"):
+            if what in found:
+                lines += [_beside(what, found[what], found["step_times"]), ""]
     for batch, share in found.get("busy_shares", {}).items():
         said = "nothing seen by the profiler" if share is None else f"{share:.1%} busy"
         lines += [f"GPU while {batch} blocks are denoised: {said}.", ""]
@@ -51,6 +54,17 @@ def _step_times(name: str, times: Sequence[Mapping[str, Any]], gpu: GPU | None) 
         compared = f"{least * 1e3:.2f} | {seconds / least:.2f}" if least else "- | -"
         lines.append(f"| {step} | {length} | {seconds * 1e3:.2f} | {compared} |")
     return [*lines, ""]
+
+
+def _beside(what: str, times: Sequence[Mapping[str, Any]], best: Sequence[Mapping[str, Any]]) -> str:
+    """Step times of another way to run decodes, and how much longer they are."""
+    known = {(of["num_decodes"], of["context"]): of["seconds"] for of in best}
+    said = (
+        f"{of['num_decodes']}: {of['seconds'] * 1e3:.2f} ms ({of['seconds'] / known[of['num_decodes'], of['context']]:.2f}x)"
+        for of in times
+        if (of["num_decodes"], of["context"]) in known
+    )
+    return f"Decodes with {what}: {', '.join(said)}."
 
 
 def _serving(runs: Sequence[Mapping[str, Any]], services: Sequence[float]) -> list[str]:

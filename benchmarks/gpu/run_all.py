@@ -4,8 +4,8 @@ Models have the published shapes and random weights, so nothing is downloaded. I
 if the time that is left does not do for it:
 
 1. checks: FlashInfer, CUDA graphs and the Triton kernels against torch (`pytest -m gpu`).
-2. step times of decodes and prefills beside the roofline (the paper's Figure 3), and `latency-MODEL.csv`, which
-   the simulator reads (`latency: PATH`).
+2. step times of decodes and prefills beside the roofline (the paper's Figure 3), what launching ahead and the
+   graphs are worth, and `latency-MODEL.csv`, which the simulator reads.
 3. how busy the GPU is while decoding.
 4. one colocated engine under the load of a trace for several token budgets, and the load that one request at a
    time carries at the same mean latency (Figure 8).
@@ -17,13 +17,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import json
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +30,11 @@ import torch
 from backend.core.scheduler import SchedulerConfig
 from backend.engine.engine import Engine, EngineConfig
 from benchmarks.gpu.busy import busy_share
-from benchmarks.gpu.engines import BLOCK_LENGTH, clear, request
+from benchmarks.gpu.engines import BLOCK_LENGTH, clear, request, with_budget
 from benchmarks.gpu.report import document
 from benchmarks.gpu.serving import jobs, rate_at_latency, serve
 from benchmarks.gpu.shapes import TOY, random_model
-from benchmarks.gpu.step_times import StepTime, decode_time, prefill_time, write_csv
+from benchmarks.gpu.step_times import decode_time, prefill_time, write_csv
 
 MEAN_STEPS = {"llada": 15.9, "dream": 20.5}
 """Forwards per block that the paper's ShareGPT figures fit (see benchmarks/paper)."""
@@ -73,10 +71,10 @@ FULL = Setup(
     contexts=(1024, 2048),
     prefills=(256, 1024, 1819, 3500),
     token_budgets=(512, 1024, 2048, 16384),
-    rates=(1.0, 1.5),
-    num_requests=24,
+    rates=(0.8, 1.2),
+    num_requests=20,
     scale=1.0,
-    kv_cache_tokens=150_000,
+    kv_cache_tokens=100_000,
     max_num_seqs=64,
 )
 ON_CPU = Setup(
@@ -127,31 +125,21 @@ class Run:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=max(self.left_s - 60, 10))
         self.note("checks", exit_code=ran.returncode, output=ran.stdout[-6000:] + ran.stderr[-2000:])
 
-    def model(self, name: str) -> None:
-        """Parts 2 to 4."""
-        setup = self.setup
-        started = time.monotonic()
+    def start(self, name: str) -> Engine:
+        """An engine of that shape, its graphs recorded."""
+        setup, started = self.setup, time.monotonic()
         model = random_model(name, getattr(torch, setup.dtype), torch.device(setup.device))
-
-        def engine(token_budget: int, **options: Any) -> Engine:
-            scheduler = SchedulerConfig(token_budget, options.pop("max_num_seqs", setup.max_num_seqs))
-            return Engine.of(
-                model,
-                EngineConfig(
-                    Path(name), scheduler, kv_cache_tokens=setup.kv_cache_tokens, dtype=setup.dtype,
-                    device=setup.device, **options,
-                ),
-            )  # fmt: skip
-
-        measured = engine(8192, async_scheduling=True)
+        config = EngineConfig(
+            Path(name),
+            SchedulerConfig(8192, setup.max_num_seqs),
+            kv_cache_tokens=setup.kv_cache_tokens,
+            dtype=setup.dtype,
+            device=setup.device,
+            async_scheduling=True,
+        )
+        engine = Engine.of(model, config)
         self.note(name, start_s=time.monotonic() - started)
-        self.step_times(name, measured)
-        self.busy(name, measured)
-        del measured
-        gc.collect()
-        if setup.device == "cuda":
-            torch.cuda.empty_cache()
-        self.serving(name, engine)
+        return engine
 
     def step_times(self, name: str, engine: Engine) -> None:
         """Part 2."""
@@ -163,6 +151,14 @@ class Run:
         times += [prefill_time(engine, length) for length in setup.prefills]
         write_csv(self.out / f"latency-{name}.csv", times)
         self.note(name, step_times=[dataclasses.asdict(of) for of in times])
+        waiting = with_budget(engine, 8192, setup.max_num_seqs, runs_ahead=False)
+        on_device = engine.runner.on_device
+        assert on_device is not None
+        for what, graphs in (("graphs, each step waited for", on_device.graphs), ("no graphs either", None)):
+            recorded, on_device.graphs = on_device.graphs, graphs
+            slower = [decode_time(waiting, batch, setup.contexts[0]) for batch in setup.batches]
+            on_device.graphs = recorded
+            self.note(name, **{what: [dataclasses.asdict(of) for of in slower]})
 
     def busy(self, name: str, engine: Engine) -> None:
         """Part 3."""
@@ -178,8 +174,8 @@ class Run:
             clear(engine, requests)
         self.note(name, busy_shares=shares)
 
-    def serving(self, name: str, engine: Any) -> None:
-        """Part 4: one request at a time first, to know what it takes."""
+    def serving(self, name: str, engine: Engine) -> None:
+        """Part 4: one request at a time first, to know what each takes."""
         setup = self.setup
         mean_steps = MEAN_STEPS[next(kind for kind in MEAN_STEPS if kind in name)]
         runs: list[dict[str, Any]] = []
@@ -187,27 +183,27 @@ class Run:
             rate: jobs("sharegpt", rate, setup.num_requests, mean_steps, seed=1, scale=setup.scale)
             for rate in setup.rates
         }
-        services = self.service_times(name, engine, loads[setup.rates[0]])
+        any_load = loads[setup.rates[0]]
+        if not self.has(3.0 * len(any_load) * setup.scale, f"{name}: serving"):
+            return
+        one = with_budget(engine, 1, max_num_seqs=1, runs_ahead=False)
+        services = [serve(one, [dataclasses.replace(job, arrival=0.0)]).seconds for job in any_load]
+        self.note(name, service_s=services)
         for rate, load in loads.items():
             for token_budget in setup.token_budgets:
-                if not self.has(3 * load[-1].arrival, f"{name}: {rate:g} requests/s, budget {token_budget}"):
+                if not self.has(2 * load[-1].arrival, f"{name}: {rate:g} requests/s, budget {token_budget}"):
                     continue
-                served = serve(engine(token_budget), load)
-                alone = rate_at_latency(load, services, served.mean)
+                served = serve(with_budget(engine, token_budget, setup.max_num_seqs), load)
                 runs.append(
-                    {"rate": rate, "token_budget": token_budget, "mean_s": served.mean, "worst_s": max(served.latencies),
-                     "one_at_a_time_rate": alone}
-                )  # fmt: skip
+                    {
+                        "rate": rate,
+                        "token_budget": token_budget,
+                        "mean_s": served.mean,
+                        "worst_s": max(served.latencies),
+                        "one_at_a_time_rate": rate_at_latency(load, services, served.mean),
+                    }
+                )
                 self.note(name, serving=runs)
-
-    def service_times(self, name: str, engine: Any, load: Sequence[Any]) -> list[float]:
-        """Seconds that each request of a load takes when it is alone, in an engine for one, run at once one by one."""
-        one = engine(1, max_num_seqs=1, async_scheduling=False)
-        services = []
-        for job in load:
-            services.append(serve(one, [dataclasses.replace(job, arrival=0.0)]).seconds)
-        self.note(name, service_s=services)
-        return services
 
 
 def machine(device: str) -> dict[str, str]:
@@ -232,8 +228,10 @@ def main() -> None:
     run = Run(setup, args.out, args.seconds)
     if not args.toy:
         run.checks()
-    for name in setup.models:
-        run.model(name)
+    engines = {name: run.start(name) for name in setup.models}
+    for part in (run.step_times, run.busy, run.serving):
+        for name, engine in engines.items():
+            part(name, engine)
     print((args.out / "report.md").read_text())
 
 

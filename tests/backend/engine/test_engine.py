@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
 from backend.attention.kv_cache import KVCache
+from backend.attention.sdpa import SdpaBackend
 from backend.core.cache_policy import CACHE_POLICIES
 from backend.core.logprobs import TokenLogprobs
 from backend.core.page_pool import PagePool
 from backend.core.request import Request, RequestStatus
 from backend.core.sampling_params import UNMASKING, SamplingParams
 from backend.core.scheduler import Scheduler, SchedulerConfig
+from backend.engine.device_runner import DeviceRunner
 from backend.engine.engine import Engine
 from backend.engine.model_runner import ModelRunner
 from backend.models.config import ModelConfig
@@ -26,16 +29,28 @@ DREAM = replace(LLADA, architecture="dream", logits_shift=1)
 
 
 def small_engine(
-    tau: int = 200, seqs: int = 32, pages: int = 600, page_size: int = 8, config: ModelConfig = LLADA
+    tau: int = 200,
+    seqs: int = 32,
+    pages: int = 600,
+    page_size: int = 8,
+    config: ModelConfig = LLADA,
+    *,
+    is_async: bool = False,
+    graph_sizes: Sequence[int] = (),
 ) -> Engine:
+    """With `is_async` what runs on a GPU, on the CPU; with `graph_sizes` its graphs too, unrecorded."""
     torch.manual_seed(0)
     model = new_model(config).eval().requires_grad_(False)
     for parameter in model.parameters():
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=0.3)
     cache = KVCache(2, pages, page_size, 2, 8, torch.float32, torch.device("cpu"))
-    scheduler = Scheduler(SchedulerConfig(tau, seqs), PagePool(pages, page_size), config.logits_shift)
-    return Engine(ModelRunner(model, cache), scheduler)
+    attention = SdpaBackend(cache)
+    on_device = DeviceRunner(model, cache, attention, seqs, graph_sizes, 256) if is_async else None
+    runner = ModelRunner(model, cache, attention, on_device)
+    pool = PagePool(pages, page_size)
+    scheduler = Scheduler(SchedulerConfig(tau, seqs), pool, config.logits_shift, runner.is_plain)
+    return Engine(runner, scheduler, is_async)
 
 
 @pytest.fixture(scope="module", params=[LLADA, DREAM], ids=["llada", "dream"])

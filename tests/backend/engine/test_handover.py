@@ -15,6 +15,7 @@ import torch
 
 from backend.core.page_pool import PagePool
 from backend.core.prefill_scheduler import PrefillScheduler, PrefillSchedulerConfig
+from backend.core.queries import is_steady
 from backend.core.request import Request, RequestStatus
 from backend.engine.async_engine import AsyncEngine
 from backend.engine.block_stream import BlockStream, BlockUpdate, HeldBlock
@@ -25,8 +26,8 @@ from backend.transfer.local import LocalNetwork, LocalTransfer
 from tests.backend.engine.test_engine import LLADA, Logprobs, logprobs_alone, mixed_requests, note, run, small_engine
 
 
-def prefill_engine(pages: int = 600, config: ModelConfig = LLADA) -> Engine:
-    engine = small_engine(pages=pages, config=config)
+def prefill_engine(pages: int = 600, config: ModelConfig = LLADA, is_async: bool = False) -> Engine:
+    engine = small_engine(pages=pages, config=config, is_async=is_async)
     engine.scheduler = PrefillScheduler(PrefillSchedulerConfig(300), PagePool(pages, 8))
     return engine
 
@@ -40,12 +41,17 @@ class Side:
 
 @asynccontextmanager
 async def pair(
-    prefill_pages: int = 600, pages: int = 600, overlap: bool = False, config: ModelConfig = LLADA
+    prefill_pages: int = 600,
+    pages: int = 600,
+    overlap: bool = False,
+    config: ModelConfig = LLADA,
+    is_async: bool = False,
 ) -> AsyncIterator[tuple[Side, Side]]:
     """A prefill worker and a colocated worker, without the processes around them."""
     network = LocalNetwork()
     sides: list[Side] = []
-    engines = prefill_engine(prefill_pages, config), small_engine(pages=pages, config=config)
+    colocated = small_engine(pages=pages, config=config, is_async=is_async)
+    engines = prefill_engine(prefill_pages, config, is_async), colocated
     for engine, name in zip(engines, "pc", strict=True):
         worker: list[AsyncEngine] = []
         transfer = LocalTransfer(engine.runner.cache, name, "m", lambda key, w=worker: w[0].pulled(key), network)  # type: ignore[misc]
@@ -141,7 +147,11 @@ async def serve(prefill: Side, colocated: Side, request: Request, told: Logprobs
 @pytest.fixture(scope="module")
 def alone() -> dict[str, list[int]]:
     engine = small_engine()
-    return {k: v for request in mixed_requests(40) for k, v in run(engine, [request]).items()}
+    return {k: v for request in mixed_requests(100) for k, v in run(engine, [request]).items()}
+
+
+def _of(requests: list[Request], answers: dict[str, list[int]]) -> dict[str, list[int]]:
+    return {request.request_id: answers[request.request_id] for request in requests}
 
 
 def assert_same(told: Logprobs, expected: Logprobs) -> None:
@@ -151,6 +161,11 @@ def assert_same(told: Logprobs, expected: Logprobs) -> None:
         for position, one in many.items():
             assert one.logprob == pytest.approx(told[name][position].logprob, abs=1e-4)
             assert [token for token, _ in one.top] == [token for token, _ in told[name][position].top]
+
+
+def steady_requests() -> list[Request]:
+    """Those whose steps can be launched ahead, and some whose tokens are chosen on the host."""
+    return [request for request in mixed_requests(100, revises=False) if is_steady(request)]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -166,7 +181,7 @@ def test_the_same_tokens_as_on_one_worker(
             told: Logprobs = {}
             answers = await asyncio.gather(*(serve(prefill, colocated, request, told) for request in requests))
             assert_same(told, logprobs_alone())
-            assert {r.request_id: a for r, a in zip(requests, answers, strict=True)} == alone
+            assert {r.request_id: a for r, a in zip(requests, answers, strict=True)} == _of(requests, alone)
             for side in (prefill, colocated):
                 while side.worker.load.free_pages < side.worker.load.num_pages:
                     await asyncio.sleep(0.001)
@@ -256,13 +271,31 @@ def test_pages_being_read_into_are_not_freed_before_the_transfer_has_ended() -> 
 
 
 @pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("prefill_pages", [600, 60])
+def test_the_same_tokens_when_both_workers_run_ahead(
+    alone: dict[str, list[int]], prefill_pages: int, overlap: bool
+) -> None:
+    async def test() -> None:
+        async with pair(prefill_pages, 60, overlap, is_async=True) as (prefill, colocated):
+            requests = steady_requests()
+            answers = await asyncio.gather(*(serve(prefill, colocated, request) for request in requests))
+            assert {r.request_id: a for r, a in zip(requests, answers, strict=True)} == _of(requests, alone)
+            for side in (prefill, colocated):
+                while side.worker.load.free_pages < side.worker.load.num_pages:
+                    await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_everything_is_freed_after_any_mix_of_aborts_and_failures(
-    seed: int, overlap: bool, alone: dict[str, list[int]]
+    seed: int, overlap: bool, is_async: bool, alone: dict[str, list[int]]
 ) -> None:
     async def test() -> None:
         rng = random.Random(seed)
-        async with pair(120, 80, overlap) as (prefill, colocated):
+        async with pair(120, 80, overlap, is_async=is_async) as (prefill, colocated):
             real_pull = colocated.transfer.pull
 
             def unreliable(*args: Any, **how: Any) -> Future[TransferStats]:
@@ -283,7 +316,8 @@ def test_everything_is_freed_after_any_mix_of_aborts_and_failures(
                 if not task.cancelled() and task.exception() is None:
                     assert task.result() == alone[request.request_id]
 
-            await asyncio.gather(*(client(request) for request in mixed_requests(40, revises=False)))
+            requests = steady_requests() if is_async else mixed_requests(40, revises=False)
+            await asyncio.gather(*(client(request) for request in requests))
             for side in (prefill, colocated):
                 load = side.worker.load
                 while load.free_pages < load.num_pages or load.num_held or load.num_transferring:
