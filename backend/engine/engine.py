@@ -5,38 +5,48 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
 from backend.attention.kv_cache import KVCache
+from backend.attention.selection import BackendChoice, new_backend, select
 from backend.core.page_pool import PagePool
 from backend.core.prefill_scheduler import PrefillScheduler, PrefillSchedulerConfig
 from backend.core.request import Request
 from backend.core.scheduler import Scheduler, SchedulerConfig
 from backend.core.step import StepPlan, StepResult
 from backend.core.synchronized_scheduler import SynchronizedScheduler, SynchronizedSchedulerConfig
+from backend.engine.kv_memory import bytes_per_token, measure, pool_tokens
 from backend.engine.model_runner import ModelRunner
+from backend.models.kernels import FlashInferKernels
 from backend.models.loader import load_model
 
 AnySchedulerConfig = SchedulerConfig | PrefillSchedulerConfig | SynchronizedSchedulerConfig
+
+# What `kv_cache_tokens: auto` is where there is no GPU whose memory could be filled.
+CPU_KV_CACHE_TOKENS = 65_536
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """Attributes:
     scheduler: its kind makes a colocated worker's engine, a prefill worker's or a baseline.
-    kv_cache_tokens: capacity of the KV pool in tokens, rounded up to whole pages.
+    kv_cache_tokens: capacity of the KV pool in tokens, rounded up to whole pages; "auto" on a GPU: what
+        `gpu_memory_utilization` of its memory leaves beside the weights and the largest step.
     num_threads: CPU threads of the forward.
+    attention_backend: see `selection.select`; the model's kernels follow it.
     """
 
     model: Path
     scheduler: AnySchedulerConfig = SchedulerConfig(token_budget=2048, max_num_seqs=64)
     page_size: int = 16
-    kv_cache_tokens: int = 65_536
+    kv_cache_tokens: int | Literal["auto"] = "auto"
     dtype: str = "float32"
     device: str = "cpu"
     num_threads: int = 1
+    attention_backend: BackendChoice = "auto"
+    gpu_memory_utilization: float = 0.9
 
 
 class StepScheduler(Protocol):
@@ -82,16 +92,32 @@ class Engine:
 
         Raises:
             CheckpointError: see `load_model`.
+            AttentionUnavailableError: see `selection.select`.
+            KVMemoryError: see `kv_memory.pool_tokens`.
         """
         torch.set_num_threads(config.num_threads)
         dtype, device = getattr(torch, config.dtype), torch.device(config.device)
         model = load_model(config.model, dtype, device)
-        pool = PagePool(-(-config.kv_cache_tokens // config.page_size), config.page_size)
         shape = model.config
+        attention = select(config.attention_backend, device, dtype, shape.head_dim)
+        if attention == "flashinfer":
+            model.kernels = FlashInferKernels(shape, device)
+
+        def new_runner(cache: KVCache) -> ModelRunner:
+            return ModelRunner(model, cache, new_backend(attention, cache, shape.num_heads))
+
+        tokens = config.kv_cache_tokens
+        if tokens == "auto" and device.type == "cuda":
+            memory = measure(new_runner, config.scheduler, shape, config.page_size, dtype, device)
+            token_bytes = bytes_per_token(shape, dtype)
+            tokens = pool_tokens(memory, config.gpu_memory_utilization, token_bytes, config.page_size)
+        elif tokens == "auto":
+            tokens = CPU_KV_CACHE_TOKENS
+        pool = PagePool(-(-tokens // config.page_size), config.page_size)
         cache = KVCache(
             shape.num_layers, pool.num_pages, pool.page_size, shape.num_kv_heads, shape.head_dim, dtype, device
         )
-        return cls(ModelRunner(model, cache), new_scheduler(config.scheduler, pool, shape.logits_shift))
+        return cls(new_runner(cache), new_scheduler(config.scheduler, pool, shape.logits_shift))
 
     def step(
         self, on_plan: Callable[[StepPlan], Callable[[int], None]] | None = None, now: float = 0.0
