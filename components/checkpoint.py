@@ -21,6 +21,8 @@ def engine_config(config: WorkerConfig, scheduler: AnySchedulerConfig) -> Engine
         config.dtype,
         config.device,
         config.num_threads,
+        config.attention_backend,
+        config.gpu_memory_utilization,
     )
 
 

@@ -92,9 +92,17 @@ class WorkerConfig(CommonConfig):
 
     num_workers: int = Field(1, ge=1, description="how many such processes `sangam serve` starts")
     page_size: int = Field(16, ge=1, description="tokens per KV page; the same for all workers of a graph")
-    kv_cache_tokens: int = Field(65_536, ge=1, description="capacity of the KV pool in tokens")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="weights, activations and KV")
+    kv_cache_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="capacity of the KV pool in tokens; auto: 65536 on a CPU, on a GPU what its memory holds"
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, lt=1, description="share of the GPU's memory that weights, activations and an auto KV pool take"
+    )
+    dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="weights, activations and KV")
     device: str = Field("cpu", description="torch device")
+    attention_backend: Literal["auto", "flashinfer", "sdpa"] = Field(
+        "auto", description="flashinfer needs an NVIDIA GPU and float16 or bfloat16; sdpa is torch's, for any device"
+    )
     num_threads: int = Field(1, ge=1, description="CPU threads of the forward")
     load_report_interval_s: float = Field(0.2, gt=0, description="how often load is published over NATS")
 
@@ -196,6 +204,8 @@ def _kind(field: FieldInfo) -> dict[str, Any]:
     annotation = field.annotation
     if typing.get_origin(annotation) is Literal:
         return {"choices": typing.get_args(annotation), "metavar": None}
+    if typing.get_origin(annotation) is typing.Union:  # a number or a word: which, the schema finds out
+        return {}
     if isinstance(annotation, types.UnionType):
         annotation = typing.get_args(annotation)[0]
     if annotation is bool:

@@ -15,7 +15,12 @@ from graphs import sampling_flags
 
 MODULE = "components.generate"
 """A string: graphs import no engine."""
-WORKER_KEYS = ("model", "device", "dtype", "num_threads", "kv_cache_tokens", "page_size", "token_budget")
+WORKER_KEYS = (
+    "model", "device", "dtype", "num_threads", "kv_cache_tokens", "page_size", "token_budget", "attention_backend",
+    "gpu_memory_utilization",
+)  # fmt: skip
+# On a GPU whose pool takes what the largest step leaves, so that has to have a size. More make no step faster.
+AUTO_NUM_SEQS_ON_GPU = 256
 ROUTER_KEYS = ("context_length", "default_canvas_length")
 
 
@@ -48,7 +53,14 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     assert isinstance(worker, ColocatedWorkerConfig)
     if arguments.max_num_seqs is None:
-        worker = worker.model_copy(update={"max_num_seqs": worker.kv_cache_tokens})
+        worker = worker.model_copy(update={"max_num_seqs": _num_seqs(worker)})
     options = {name: given[name] for name in arguments.option_names if given[name] is not None}
     status: int = importlib.import_module(MODULE).run(arguments.input, arguments.output, worker, router, options)
     return status
+
+
+def _num_seqs(worker: ColocatedWorkerConfig) -> int:
+    """So many that pages are the only bound, where they may be."""
+    if worker.kv_cache_tokens != "auto":
+        return worker.kv_cache_tokens
+    return sys.maxsize if worker.device == "cpu" else AUTO_NUM_SEQS_ON_GPU

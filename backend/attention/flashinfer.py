@@ -64,9 +64,7 @@ class FlashInferBackend:
         self.new_wrapper: Callable[..., Any] = BatchPrefillWithPagedKVCacheWrapper
         self.shape = plan_shape(cache, num_heads)
         self._wrapper = self.new_wrapper(self.workspace, "NHD", backend=KERNEL)
-        # Every sequence has a page of its own, padding the scratch page.
-        limit = cache.scratch_page + 1
-        self._table = PageTable(limit, limit, is_pinned=cache.data.is_cuda)
+        self._table = self._new_table(1024)
         self._padding = PagedSequence(cache, [cache.scratch_page], cache.page_size)
         self._copied = Fence(cache.data.device)
         self._planned: tuple[Sequence[SequenceSpan], int] | None = None
@@ -89,6 +87,9 @@ class FlashInferBackend:
         # The copies of the plan before may still wait on the stream, out of this table and out of
         # FlashInfer's own pinned buffer, which its next plan overwrites.
         self._copied.wait()
+        num_pages = sum(len(sequence.pages) for sequence in sequences)
+        if num_pages > len(self._table.pages):
+            self._table = self._new_table(2 * num_pages)
         table = self._table
         table.fill(lengths, sequences)
         count = table.num_sequences
@@ -100,6 +101,9 @@ class FlashInferBackend:
             **self.shape,
         )
         self._copied.set()
+
+    def _new_table(self, max_pages: int) -> PageTable:
+        return PageTable(max_pages, max_pages, is_pinned=self.cache.data.is_cuda)  # no sequence without a page
 
     def graph_attention(
         self, num_sequences: int, query_length: int, max_sequence_length: int, slots: Tensor

@@ -52,7 +52,7 @@ class DecodeGraphs:
     Args:
         scratch_seat: one where nothing is ever masked, for the rows of the padding.
         block_length: of the requests that it takes.
-        max_length: the longest prompt + canvas.
+        max_length: the longest prompt + canvas that it takes.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class DecodeGraphs:
         max_length: int,
     ) -> None:
         self._model, self._cache, self._seats, self._unmasker = model, cache, seats, unmasker
-        self._scratch_seat, self.block_length = scratch_seat, block_length
+        self._scratch_seat, self.block_length, self._max_length = scratch_seat, block_length, max_length
         self._pool: object | None = None
         self._sizes = [
             (size, _Size(size, block_length, cache, attention, max_length, scratch_seat)) for size in sorted(sizes)
@@ -80,9 +80,11 @@ class DecodeGraphs:
                 of.steps[num_rows] = self._recorded(of, num_rows)
 
     def fit(self, rows: Sequence[Row]) -> bool:
-        """Whether a step of just these is recorded."""
-        length = self.block_length
-        return len(rows) <= self._sizes[-1][0] and all(row.query_end - row.start == length for row in rows)
+        """Whether a step of just these can be replayed."""
+        length, longest = self.block_length, self._max_length
+        return len(rows) <= self._sizes[-1][0] and all(
+            row.query_end - row.start == length and row.kv.length <= longest for row in rows
+        )
 
     def run(self, rows: list[Row], num_candidates: int) -> tuple[Tensor, Tensor]:
         """Launches a step of `rows`.

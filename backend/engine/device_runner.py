@@ -36,7 +36,7 @@ class DeviceRunner:
     Args:
         max_num_seqs: requests of a step, at most.
         graph_sizes: steps of denoising alone run as `DecodeGraphs` of these sizes, if any.
-        max_length: the longest prompt + canvas.
+        max_length: of the sequences, prompt + canvas, in such steps.
     """
 
     def __init__(

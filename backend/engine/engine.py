@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
 from backend.attention.kv_cache import KVCache
-from backend.attention.sdpa import SdpaBackend
+from backend.attention.selection import BackendChoice, new_backend, select
 from backend.core.page_pool import PagePool
 from backend.core.prefill_scheduler import PrefillScheduler, PrefillSchedulerConfig
 from backend.core.queries import is_steady
@@ -21,30 +21,40 @@ from backend.core.step import StepPlan, StepResult
 from backend.core.synchronized_scheduler import SynchronizedScheduler, SynchronizedSchedulerConfig
 from backend.engine.decode_graphs import graph_sizes
 from backend.engine.device_runner import DeviceRunner
+from backend.engine.kv_memory import bytes_per_token, measure, pool_tokens
 from backend.engine.model_runner import ModelRunner, Pending
+from backend.models.kernels import FlashInferKernels
 from backend.models.layers import Transformer
 from backend.models.loader import load_model
 
 AnySchedulerConfig = SchedulerConfig | PrefillSchedulerConfig | SynchronizedSchedulerConfig
+
+# What `kv_cache_tokens: auto` is where there is no GPU whose memory could be filled.
+_LONGEST_OF_SDPA = 4096
+CPU_KV_CACHE_TOKENS = 65_536
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """Attributes:
     scheduler: its kind makes a colocated worker's engine, a prefill worker's or a baseline.
-    kv_cache_tokens: capacity of the KV pool in tokens, rounded up to whole pages.
+    kv_cache_tokens: capacity of the KV pool in tokens, rounded up to whole pages; "auto" on a GPU: what
+        `gpu_memory_utilization` of its memory leaves beside the weights and the largest step.
     num_threads: CPU threads of the forward.
-    async_scheduling: whether a step is scheduled and launched while the one before runs; on CUDA, if not said.
+    attention_backend: see `selection.select`; the model's kernels follow it.
+    async_scheduling: whether a step is scheduled and launched while the one before runs; if not said, on a GPU.
     enforce_eager: whether to do without CUDA graphs.
     """
 
     model: Path
     scheduler: AnySchedulerConfig = SchedulerConfig(token_budget=2048, max_num_seqs=64)
     page_size: int = 16
-    kv_cache_tokens: int = 65_536
+    kv_cache_tokens: int | Literal["auto"] = "auto"
     dtype: str = "float32"
     device: str = "cpu"
     num_threads: int = 1
+    attention_backend: BackendChoice = "auto"
+    gpu_memory_utilization: float = 0.9
     async_scheduling: bool | None = None
     enforce_eager: bool = False
 
@@ -102,28 +112,45 @@ class Engine:
 
         Raises:
             CheckpointError: see `load_model`.
+            AttentionUnavailableError: see `selection.select`.
+            KVMemoryError: see `kv_memory.pool_tokens`.
         """
         torch.set_num_threads(config.num_threads)
         return cls.of(load_model(config.model, getattr(torch, config.dtype), torch.device(config.device)), config)
 
     @classmethod
     def of(cls, model: Transformer, config: EngineConfig) -> Engine:
-        """An engine for a model that is loaded, whatever `config` says of where it is."""
+        """An engine for a model that is loaded, whatever `config` says of where it is. Raises: see `from_config`."""
         dtype, device = getattr(torch, config.dtype), torch.device(config.device)
-        pool = PagePool(-(-config.kv_cache_tokens // config.page_size), config.page_size)
         shape = model.config
+        attention = select(config.attention_backend, device, dtype, shape.head_dim)
+        if attention == "flashinfer":
+            model.kernels = FlashInferKernels(shape, device)
+
+        def new_runner(cache: KVCache) -> ModelRunner:
+            return ModelRunner(model, cache, new_backend(attention, cache, shape.num_heads))
+
+        tokens = config.kv_cache_tokens
+        if tokens == "auto" and device.type == "cuda":
+            memory = measure(new_runner, config.scheduler, shape, config.page_size, dtype, device)
+            token_bytes = bytes_per_token(shape, dtype)
+            tokens = pool_tokens(memory, config.gpu_memory_utilization, token_bytes, config.page_size)
+        elif tokens == "auto":
+            tokens = CPU_KV_CACHE_TOKENS
+        pool = PagePool(-(-tokens // config.page_size), config.page_size)
         cache = KVCache(
             shape.num_layers, pool.num_pages, pool.page_size, shape.num_kv_heads, shape.head_dim, dtype, device
         )
-        attention = SdpaBackend(cache)
+        runner = new_runner(cache)
         is_cuda = device.type == "cuda"
         is_async = is_cuda if config.async_scheduling is None else config.async_scheduling
-        on_device = None
         if is_cuda or is_async:
             most = _max_num_seqs(config.scheduler)
-            sizes = graph_sizes(most) if is_cuda and not config.enforce_eager else ()
-            on_device = DeviceRunner(model, cache, attention, most, sizes, shape.max_position)
-        runner = ModelRunner(model, cache, attention, on_device)
+            denoises = not isinstance(config.scheduler, PrefillSchedulerConfig)
+            sizes = graph_sizes(most) if is_cuda and denoises and not config.enforce_eager else ()
+            # torch's attention computes as many positions as the longest sequence of a graph may have.
+            longest = shape.max_position if attention == "flashinfer" else min(shape.max_position, _LONGEST_OF_SDPA)
+            runner.on_device = DeviceRunner(model, cache, runner.attention, most, sizes, longest)
         return cls(runner, new_scheduler(config.scheduler, pool, shape.logits_shift, runner.is_plain), is_async)
 
     def step(

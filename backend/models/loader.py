@@ -18,7 +18,8 @@ _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 def load_model(directory: Path, dtype: torch.dtype, device: torch.device) -> Transformer:
     """The model of `directory` with its weights in `dtype` on `device`, ready for inference.
 
-    One file or sharded. Never holds more than the model and one tensor of a shard in memory.
+    One file or sharded. Each tensor goes from the file's mapping in memory to the device, converted there
+    and put into its rows of the model: nothing but the model and one tensor is held, and nothing of it by the host.
 
     Raises:
         CheckpointError: names the first missing, unexpected or misshapen tensor, or the broken file.
@@ -37,7 +38,7 @@ def load_model(directory: Path, dtype: torch.dtype, device: torch.device) -> Tra
     if extra := sorted(found - targets.keys()):
         raise CheckpointError(f"{directory}: tensor {extra[0]!r} is not part of the model ({len(extra)} in all)")
     for path, names in files.items():
-        with safe_open(path, framework="pt") as shard:
+        with safe_open(path, framework="pt", device=str(device)) as shard:
             for name in names:
                 _copy(shard.get_tensor(name), targets[name], name, path)
     return model

@@ -33,7 +33,13 @@ def test_defaults(seen: list[tuple[Any, ...]]) -> None:
     source, target, worker, router, options = seen[0]
     assert (source, target, options) == ("in.jsonl", "out.jsonl", {})
     assert (worker.model, worker.token_budget, router.default_canvas_length) == (DEMO_MODELS["demo"], 2048, 128)
-    assert worker.max_num_seqs >= worker.kv_cache_tokens  # pages are the only bound
+    assert (worker.kv_cache_tokens, worker.max_num_seqs) == ("auto", sys.maxsize)  # pages are the only bound
+
+
+def test_on_a_gpu_the_largest_step_has_a_size(seen: list[tuple[Any, ...]]) -> None:
+    main(["generate", "in.jsonl", "out.jsonl", "--device", "cuda", "--dtype", "float16"])
+    main(["generate", "in.jsonl", "out.jsonl", "--device", "cuda", "--kv-cache-tokens", "4096"])
+    assert [worker.max_num_seqs for _, _, worker, _, _ in seen] == [256, 4096]
 
 
 def test_flags(seen: list[tuple[Any, ...]]) -> None:
