@@ -7,7 +7,7 @@ from pathlib import Path
 
 from backend.engine.engine import AnySchedulerConfig, EngineConfig
 from backend.models.config import ModelConfig
-from components.config import WorkerConfig
+from components.config import ColocatedWorkerConfig, WorkerConfig
 from components.protocol import ModelCard
 
 
@@ -23,6 +23,8 @@ def engine_config(config: WorkerConfig, scheduler: AnySchedulerConfig) -> Engine
         config.num_threads,
         config.attention_backend,
         config.gpu_memory_utilization,
+        config.async_scheduling if isinstance(config, ColocatedWorkerConfig) else None,
+        config.enforce_eager,
     )
 
 

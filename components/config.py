@@ -103,6 +103,7 @@ class WorkerConfig(CommonConfig):
     attention_backend: Literal["auto", "flashinfer", "sdpa"] = Field(
         "auto", description="flashinfer needs an NVIDIA GPU and float16 or bfloat16; sdpa is torch's, for any device"
     )
+    enforce_eager: bool = Field(False, description="no CUDA graphs: a shorter start, slower steps")
     num_threads: int = Field(1, ge=1, description="CPU threads of the forward")
     load_report_interval_s: float = Field(0.2, gt=0, description="how often load is published over NATS")
 
@@ -112,6 +113,9 @@ class ColocatedWorkerConfig(WorkerConfig):
 
     token_budget: int = Field(2048, ge=1, description="tau of Algorithm 1, tokens per step")
     max_num_seqs: int = Field(64, ge=1, description="requests denoised together")
+    async_scheduling: bool | None = Field(
+        None, description="launch the next step before the results of the one before are known; if absent, on a GPU"
+    )
     kv_transfer_timeout_s: float = Field(10.0, gt=0, description="deadline of one KV transfer; then prefilled anew")
 
 

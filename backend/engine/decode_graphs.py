@@ -23,9 +23,14 @@ from backend.sampling.seats import Seats
 _WARM_UPS = 2
 
 
+# Larger steps take so long that the host launches their kernels in the meantime.
+_LARGEST = 64
+
+
 def graph_sizes(max_num_seqs: int) -> list[int]:
     """Batch sizes that are recorded: 1, 2, 4, then every eighth; a step is padded to the next."""
-    return sorted({min(size, max_num_seqs) for size in (1, 2, 4, *range(8, max_num_seqs + 8, 8))})
+    largest = min(max_num_seqs, _LARGEST)
+    return sorted({min(size, largest) for size in (1, 2, 4, *range(8, largest + 8, 8))})
 
 
 class _Size:

@@ -26,6 +26,8 @@ from backend.sampling.sampler import FAILED as HOST_FAILED
 from backend.sampling.seats import Seats
 
 LONGEST_BLOCK = 64
+MAX_SEATED = 512
+"""Requests of a step, at most: the memory for what is committed of them is allocated at the start."""
 
 
 class DeviceRunner:

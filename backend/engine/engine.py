@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -20,7 +20,7 @@ from backend.core.scheduler import Scheduler, SchedulerConfig
 from backend.core.step import StepPlan, StepResult
 from backend.core.synchronized_scheduler import SynchronizedScheduler, SynchronizedSchedulerConfig
 from backend.engine.decode_graphs import graph_sizes
-from backend.engine.device_runner import DeviceRunner
+from backend.engine.device_runner import MAX_SEATED, DeviceRunner
 from backend.engine.kv_memory import bytes_per_token, measure, pool_tokens
 from backend.engine.model_runner import ModelRunner, Pending
 from backend.models.kernels import FlashInferKernels
@@ -141,17 +141,19 @@ class Engine:
         cache = KVCache(
             shape.num_layers, pool.num_pages, pool.page_size, shape.num_kv_heads, shape.head_dim, dtype, device
         )
-        runner = new_runner(cache)
+        runner, scheduler = new_runner(cache), config.scheduler
         is_cuda = device.type == "cuda"
         is_async = is_cuda if config.async_scheduling is None else config.async_scheduling
         if is_cuda or is_async:
-            most = _max_num_seqs(config.scheduler)
-            denoises = not isinstance(config.scheduler, PrefillSchedulerConfig)
+            if isinstance(scheduler, SchedulerConfig):
+                scheduler = replace(scheduler, max_num_seqs=min(scheduler.max_num_seqs, MAX_SEATED))
+            most = min(_max_num_seqs(scheduler), MAX_SEATED)
+            denoises = not isinstance(scheduler, PrefillSchedulerConfig)
             sizes = graph_sizes(most) if is_cuda and denoises and not config.enforce_eager else ()
             # torch's attention computes as many positions as the longest sequence of a graph may have.
             longest = shape.max_position if attention == "flashinfer" else min(shape.max_position, _LONGEST_OF_SDPA)
             runner.on_device = DeviceRunner(model, cache, runner.attention, most, sizes, longest)
-        return cls(runner, new_scheduler(config.scheduler, pool, shape.logits_shift, runner.is_plain), is_async)
+        return cls(runner, new_scheduler(scheduler, pool, shape.logits_shift, runner.is_plain), is_async)
 
     def step(
         self, on_plan: Callable[[StepPlan], Callable[[int], None]] | None = None, now: float = 0.0
@@ -190,7 +192,7 @@ def new_scheduler(
 
 
 def _max_num_seqs(config: AnySchedulerConfig) -> int:
-    """Requests of a step, as far as that is bounded; a larger step runs all the same, only slower."""
+    """Requests of a step, or, of prefills, of all but odd ones: a larger step runs all the same, only slower."""
     if isinstance(config, SchedulerConfig):
         return config.max_num_seqs
     if isinstance(config, PrefillSchedulerConfig):
