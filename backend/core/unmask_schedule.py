@@ -39,11 +39,11 @@ def timesteps(num_masked: int, steps_per_block: int, step: int) -> int:
     """
     if step >= steps_per_block - 1:
         return num_masked
-    return int(_float32(num_masked * _shares(steps_per_block)[step]))
+    return int(_float32(num_masked * shares(steps_per_block)[step]))
 
 
 @lru_cache(maxsize=256)
-def _shares(num_steps: int) -> list[float]:
+def shares(num_steps: int) -> list[float]:
     """1 - s / t of each step, t going from 1 to 0.001, rounded as torch.linspace does with fused multiply-add."""
     end = _float32(1e-3)
     size = _float32(_float32(end - 1.0) / num_steps)
