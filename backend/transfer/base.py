@@ -117,7 +117,10 @@ class KVTransfer(Protocol):
         ...
 
     def set_progress(self, pages: Sequence[int], num_layers: int) -> None:
-        """That many layers of these pages are complete, in memory that peers read."""
+        """That many layers of these pages are complete, in memory that peers read.
+
+        On a GPU: when it has done what the current stream of this thread holds by now.
+        """
         ...
 
     def expect(self, key: str) -> None:
@@ -145,8 +148,10 @@ class KVTransfer(Protocol):
         """Copies `source_pages` of a peer into `pages` of this worker, one to one, and tells the peer.
 
         The future resolves when nothing is written to `pages` any more, whether it went well or not:
-        only then may they be freed. It cannot be cancelled. After `timeout_s` it asks for nothing more,
-        and fails half a second later at the latest, unless the peer still sends what was asked for.
+        only then may they be freed. On a GPU, nothing is written to them before it has done what the current
+        stream of this thread holds by now, and kernels that are launched afterwards see what was written. It
+        cannot be cancelled. After `timeout_s` it asks for nothing more, and fails half a second later at the
+        latest, unless the peer still sends what was asked for.
 
         Args:
             stamp: what the peer's `stamp` said of `source_pages`.

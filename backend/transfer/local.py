@@ -39,7 +39,7 @@ class LocalTransfer(Offering):
         self.name = name
         self.cache = cache
         self.num_pages = cache.data.shape[2] - 1
-        super().__init__(self.num_pages, on_pulled)
+        super().__init__(self.num_pages, cache.data.device, on_pulled)
         self._layout = KVLayout.of(cache, model)
         self._agent = uuid.uuid4().bytes
         self._peers = network.peers

@@ -40,10 +40,12 @@ class NixlTransfer(Offering):
         self._cache = cache  # its memory has to outlive the agents
         data = cache.data
         device, device_index = data.device.type, data.device.index or 0
+        if data.is_cuda:
+            _enter(data.device)
         num_pages = data.shape[2] - 1
         self._layout = KVLayout.of(cache, model)
         self._pages = PagedMemory(self._layout, num_pages, data.data_ptr(), device, device_index)
-        super().__init__(num_pages, on_pulled)
+        super().__init__(num_pages, data.device, on_pulled)
         stamps, progress = Memory.of(self.stamps.stamps), Memory.of(self.stamps.progress)
         self._agent = NixlAgent(name, serves=True)
         for memory in (self._pages.memory, stamps, progress):
@@ -81,7 +83,8 @@ class NixlTransfer(Offering):
         by_layer: bool = False,
     ) -> Future[TransferStats]:
         started = time.monotonic()
-        wanted = Wanted(tuple(source_pages), tuple(pages), stamp, key, by_layer, started)
+        # Whoever had these pages before may still be written to: by a step that was launched when it ended.
+        wanted = Wanted(tuple(source_pages), tuple(pages), stamp, key, by_layer, started, self._fence())
 
         def new_job(link: Link, future: Future[TransferStats]) -> Job:
             check_pages(self._pages.num_pages, source, wanted.source_pages, wanted.pages)
@@ -111,7 +114,7 @@ class NixlTransfer(Offering):
 
     def _run(self) -> None:
         if self._cache.data.is_cuda:
-            torch.cuda.set_device(self._cache.data.device)
+            _enter(self._cache.data.device)
         try:
             pause = _SHORTEST_PAUSE_S
             while self._mailbox.work(self._patience(pause)):
@@ -130,17 +133,17 @@ class NixlTransfer(Offering):
 
     def _patience(self, pause: float) -> float | None:
         """How long nothing can happen but a command; None if that is for ever."""
-        if self._closing or any(link.jobs for link in self._links.values()):
+        if self._layers_under_way or self._closing or any(link.jobs for link in self._links.values()):
             return pause
         return _NOTIFICATION_INTERVAL_S if self._expected else None
 
     def _step(self) -> bool:
         """Lets everything go on. False: nothing could."""
         now = time.monotonic()
+        moved = self._publish_layers()
         if self._expected and now >= self._next_look:
             self._next_look = now + _NOTIFICATION_INTERVAL_S
             self._look_for_notifications()
-        moved = False
         for link in (*self._links.values(), *self._closing):
             try:
                 moved |= link.step(now)
@@ -196,6 +199,12 @@ class NixlTransfer(Offering):
         else:
             link.agent.close()
         link.fail(f"{link.source.name}: {_say(error)}")
+
+
+def _enter(device: torch.device) -> None:
+    """Makes the device's context this thread's: UCX asks the driver, which makes none by itself."""
+    torch.cuda.set_device(device)
+    torch.cuda.synchronize(device)
 
 
 def _say(error: Exception) -> str:

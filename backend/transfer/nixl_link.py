@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from backend.attention.fence import Fence
 from backend.transfer.base import KVLayout, KVSource, TransferError, TransferStats
 from backend.transfer.nixl_agent import Memory, NixlAgent
 
@@ -207,7 +208,11 @@ class Greeting(Job):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to pull: the arguments of `KVTransfer.pull`, and when it was called."""
+    """What to pull: the arguments of `KVTransfer.pull`, and when it was called.
+
+    Attributes:
+        is_free: passed when nobody else writes to `pages` any more.
+    """
 
     source_pages: Sequence[int]
     pages: Sequence[int]
@@ -215,6 +220,7 @@ class Wanted:
     key: str
     by_layer: bool
     started: float
+    is_free: Fence
 
 
 class Pull(Job):
@@ -227,6 +233,8 @@ class Pull(Job):
     def _script(self) -> Script:
         link, wanted = self.link, self._wanted
         layout = link.source.layout
+        while not wanted.is_free.is_passed:
+            yield
         yield from self._read_as_they_come() if wanted.by_layer else self._read(range(layout.num_layers))
         yield from self._all_arrived()
         # Only now: a stamp that is read before the last byte says nothing about that byte.

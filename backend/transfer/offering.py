@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 
+import torch
+
+from backend.attention.fence import Fence
 from backend.transfer.mailbox import Mailbox
 from backend.transfer.stamps import PageStamps
 
@@ -12,10 +16,16 @@ log = logging.getLogger(__name__)
 
 
 class Offering:
-    """The half of a `KVTransfer` that does not depend on who moves the pages."""
+    """The half of a `KVTransfer` that does not depend on who moves the pages.
 
-    def __init__(self, num_pages: int, on_pulled: Callable[[str], None]) -> None:
+    Args:
+        device: where they are.
+    """
+
+    def __init__(self, num_pages: int, device: torch.device, on_pulled: Callable[[str], None]) -> None:
         self.stamps = PageStamps(num_pages)
+        self._device = device
+        self._layers_under_way: deque[tuple[Fence, Callable[[], None]]] = deque()
         self._on_pulled = on_pulled
         self._mailbox = Mailbox()
         self._expected: set[str] = set()
@@ -30,7 +40,26 @@ class Offering:
         self.stamps.set_progress(pages, 0)
 
     def set_progress(self, pages: Sequence[int], num_layers: int) -> None:
-        self.stamps.set_progress(pages, num_layers)
+        if self._device.type == "cpu":
+            self.stamps.set_progress(pages, num_layers)
+            return
+        written, stamp = self._fence(), self.stamp(pages)
+        publish = lambda: self.stamps.set_progress(pages, num_layers, stamp)  # noqa: E731
+        self._mailbox.put(lambda: self._layers_under_way.append((written, publish)))
+
+    def _fence(self) -> Fence:
+        """Passed when the device has done all that it has been told to on this thread's current stream."""
+        fence = Fence(self._device)
+        fence.set()
+        return fence
+
+    def _publish_layers(self) -> bool:
+        """Tells peers of the layers that the device has written by now; in the transfer's thread. False: of none."""
+        is_any = False
+        while self._layers_under_way and self._layers_under_way[0][0].is_passed:
+            self._layers_under_way.popleft()[1]()
+            is_any = True
+        return is_any
 
     def expect(self, key: str) -> None:
         self._mailbox.put(lambda: self._expected.add(key))

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,6 +38,30 @@ def pull_from(puller: Puller, owner: RemoteOwner, seed: int) -> None:
     puller.cache.data.zero_()
     pull(puller, owner.source(), owner.prefill("key", PAGES, seed)).result()
     puller.check(dict(zip(PAGES, content(seed, len(PAGES)), strict=True)))
+
+
+def test_pages_are_not_written_while_a_step_may_still_write_to_them(
+    remote: Remote, puller: Puller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = remote("shared")
+    pull_from(puller, owner, 1)
+    running = SimpleNamespace(is_passed=False)
+    monkeypatch.setattr(puller.transfer, "_fence", lambda: running)
+    future = pull(puller, owner.source(), owner.prefill("key", PAGES, 2))
+    time.sleep(0.1)
+    assert not future.done()
+    puller.check(dict(zip(PAGES, content(1, len(PAGES)), strict=True)))
+    running.is_passed = True
+    future.result()
+    puller.check(dict(zip(PAGES, content(2, len(PAGES)), strict=True)))
+
+
+def test_a_step_that_never_ends_fails_the_pull(remote: Remote, puller: Puller, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = remote("shared")
+    monkeypatch.setattr(puller.transfer, "_fence", lambda: SimpleNamespace(is_passed=False))
+    with pytest.raises(TransferError, match="did not answer in time"):
+        pull(puller, owner.source(), owner.prefill("key", PAGES, 2), timeout_s=0.1).result()
+    puller.check({})
 
 
 @pytest.mark.parametrize("name", ["killed", "killed tcp"])

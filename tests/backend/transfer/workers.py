@@ -25,8 +25,8 @@ NUM_PAGES = 96
 MODEL = "a checkpoint"
 
 
-def new_cache(num_pages: int, dtype: torch.dtype = torch.float32) -> KVCache:
-    return KVCache(NUM_LAYERS, num_pages, 16, 2, 64, dtype, torch.device("cpu"))
+def new_cache(num_pages: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> KVCache:
+    return KVCache(NUM_LAYERS, num_pages, 16, 2, 64, dtype, torch.device(device))
 
 
 def content(seed: int, num_pages: int) -> list[Tensor]:
@@ -50,8 +50,9 @@ class Puller:
         new_transfer: Callable[[KVCache, str, Callable[[str], None]], KVTransfer],
         model: str = MODEL,
         dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
     ) -> None:
-        self.cache = new_cache(64, dtype)
+        self.cache = new_cache(64, dtype, device)
         self.transfer = new_transfer(self.cache, model, lambda key: None)
 
     def check(self, read: dict[int, Tensor]) -> None:
@@ -65,8 +66,10 @@ class Puller:
 class Owner:
     """The worker that is read from."""
 
-    def __init__(self, new_transfer: Callable[[KVCache, Callable[[str], None]], KVTransfer]) -> None:
-        self.cache = new_cache(NUM_PAGES)
+    def __init__(
+        self, new_transfer: Callable[[KVCache, Callable[[str], None]], KVTransfer], device: str = "cpu"
+    ) -> None:
+        self.cache = new_cache(NUM_PAGES, device=device)
         self.num_pulled: dict[str, int] = {}
         self.transfer = new_transfer(self.cache, self._count)
 
@@ -77,6 +80,8 @@ class Owner:
         """Fills the pages, expects them to be pulled and says their stamp."""
         for page, tensor in zip(pages, content(seed, len(pages)), strict=True):
             self.cache.data[:, :, page] = tensor
+        if self.cache.data.is_cuda:
+            torch.cuda.synchronize()  # as after a step
         self.transfer.expect(key)
         return self.transfer.stamp(pages)
 
@@ -90,6 +95,18 @@ class Owner:
         for page, tensor in zip(pages, content(seed, len(pages)), strict=True):
             self.cache.data[layer, :, page] = tensor[layer]
         self.transfer.set_progress(pages, layer + 1)
+
+    def launch_layers(self, pages: Sequence[int], seed: int, cycles: int) -> float:
+        """Tells a GPU to fill layer after layer, so many clock cycles each, and returns at once: seconds that took."""
+        filled = torch.stack(content(seed, len(pages)), dim=2).to("cuda")
+        index = torch.tensor(pages, device="cuda")
+        torch.cuda.synchronize()
+        started = time.monotonic()
+        for layer in range(NUM_LAYERS):
+            torch.cuda._sleep(cycles)
+            self.cache.data[layer].index_copy_(1, index, filled[layer])
+            self.transfer.set_progress(pages, layer + 1)
+        return time.monotonic() - started
 
     def forget(self, key: str) -> None:
         self.transfer.forget(key)
@@ -128,9 +145,9 @@ class RemoteOwner:
         transports: those that UCX may use; all by default.
     """
 
-    def __init__(self, name: str, transports: str | None = None) -> None:
+    def __init__(self, name: str, transports: str | None = None, device: str = "cpu") -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.backend.transfer.workers", name],
+            [sys.executable, "-m", "tests.backend.transfer.workers", name, device],
             cwd=Path(__file__).parents[3],
             env={**os.environ, "OMP_NUM_THREADS": "1"} | ({"UCX_TLS": transports} if transports else {}),
             stdin=subprocess.PIPE,
@@ -164,9 +181,9 @@ class RemoteOwner:
         self._process.communicate()
 
 
-def _serve(name: str) -> None:
+def _serve(name: str, device: str) -> None:
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
-    owner = Owner(lambda cache, on_pulled: NixlTransfer(cache, name, MODEL, on_pulled))
+    owner = Owner(lambda cache, on_pulled: NixlTransfer(cache, name, MODEL, on_pulled), device)
     while True:
         try:
             method, args = pickle.load(sys.stdin.buffer)
@@ -178,4 +195,4 @@ def _serve(name: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    _serve(sys.argv[1])
+    _serve(*sys.argv[1:])
