@@ -51,9 +51,7 @@ class RunningSteps:
                 self._pool.release(owner)
         self._to_free = [entry for entry in self._to_free if entry[0] is not plan]
         requests = (*plan.prefills, *plan.decodes)
-        return [
-            request if request.block is block else None for request, block in zip(requests, blocks, strict=True)
-        ]
+        return [request if request.block is block else None for request, block in zip(requests, blocks, strict=True)]
 
     def release(self, request: Request) -> None:
         """Takes back the pages that a request holds, if any: at the end of the last step that may write them."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from backend.core.budget import TokenBudget
 from backend.core.page_pool import PagePool
 from backend.core.prefill_queue import PrefillQueue, allocate, register
-from backend.core.running_steps import RunningSteps
 from backend.core.queries import is_steady, is_whole, num_query_tokens, num_steady_tokens
 from backend.core.request import Request, RequestStatus
+from backend.core.running_steps import RunningSteps
 from backend.core.step import StepPlan, StepResult
 
 

@@ -7,6 +7,7 @@ addresses, and what it commits stays on the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,7 +76,7 @@ class DecodeGraphs:
     ) -> None:
         self._model, self._cache, self._seats, self._unmasker = model, cache, seats, unmasker
         self._scratch_seat, self.block_length, self._max_length = scratch_seat, block_length, max_length
-        self._pool: object | None = None
+        self._pool: Any = None
         self._sizes = [
             (size, _Size(size, block_length, cache, attention, max_length, scratch_seat)) for size in sorted(sizes)
         ]

@@ -20,10 +20,9 @@ from backend.engine.device_batch import DeviceBatch, Row, logit_rows, num_candid
 from backend.engine.host_choice import HostChoice
 from backend.engine.staging import Download
 from backend.models.layers import Transformer
-from backend.sampling.dense_unmask import FAILED, NOTHING
 from backend.sampling.fused import FusedUnmasker
 from backend.sampling.sampler import FAILED as HOST_FAILED
-from backend.sampling.seats import Seats
+from backend.sampling.seats import FAILED, NOTHING, Seats
 
 LONGEST_BLOCK = 64
 MAX_SEATED = 512
@@ -98,7 +97,9 @@ class DeviceRunner:
     def takes(self, plan: StepPlan) -> bool:
         """Whether this can run `plan`. The tokens of requests that do not fit a seat are chosen on the host."""
         requests = (*plan.prefills, *plan.decodes)
-        return len(requests) <= self.max_num_seqs and all(map(is_steady, requests))
+        return len(requests) <= self.max_num_seqs and all(
+            is_steady(request) and request.block.length <= LONGEST_BLOCK for request in requests
+        )
 
     def forget(self, requests: Sequence[Request]) -> None:
         """Somebody else runs a step of these."""
@@ -114,6 +115,8 @@ class DeviceRunner:
         rows = self._seated(requests)
         shift = self.model.config.logits_shift
         num_rows = max(num_candidates(plan, shift), self._min_rows)
+        begins: Sequence[int]
+        first_rows: Sequence[int]
         if self.graphs is not None and not plan.prefills and self.graphs.fit(rows):
             hidden, commits = self.graphs.run(rows, num_rows)
             begins = first_rows = range(0, len(hidden), self.graphs.block_length)

@@ -59,11 +59,11 @@ def _step_times(name: str, times: Sequence[Mapping[str, Any]], gpu: GPU | None) 
 def _beside(what: str, times: Sequence[Mapping[str, Any]], best: Sequence[Mapping[str, Any]]) -> str:
     """Step times of another way to run decodes, and how much longer they are."""
     known = {(of["num_decodes"], of["context"]): of["seconds"] for of in best}
-    said = (
-        f"{of['num_decodes']}: {of['seconds'] * 1e3:.2f} ms ({of['seconds'] / known[of['num_decodes'], of['context']]:.2f}x)"
-        for of in times
-        if (of["num_decodes"], of["context"]) in known
-    )
+    said = []
+    for of in times:
+        batch, seconds = of["num_decodes"], of["seconds"]
+        if (batch, of["context"]) in known:
+            said.append(f"{batch}: {seconds * 1e3:.2f} ms ({seconds / known[batch, of['context']]:.2f}x)")
     return f"Decodes with {what}: {', '.join(said)}."
 
 
@@ -75,9 +75,8 @@ def _serving(runs: Sequence[Mapping[str, Any]], services: Sequence[float]) -> li
         "|---|---|---|---|---|---|",
     ]
     for of in runs:
-        alone = of["one_at_a_time_rate"]
-        ratio = f"{of['rate'] / alone:.1f}" if alone else "never"
-        lines.append(
-            f"| {of['rate']:g} | {of['token_budget']} | {of['mean_s']:.2f} | {of['worst_s']:.2f} | {alone:.2f}/s | {ratio} |"
-        )
+        rate, alone = of["rate"], of["one_at_a_time_rate"]
+        ratio = f"{rate / alone:.1f}" if alone else "never"
+        latencies = f"{of['mean_s']:.2f} | {of['worst_s']:.2f}"
+        lines.append(f"| {rate:g} | {of['token_budget']} | {latencies} | {alone:.2f}/s | {ratio} |")
     return [*lines, ""]

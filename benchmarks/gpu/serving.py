@@ -83,10 +83,10 @@ def serve(engine: Engine, load: Sequence[Job]) -> Served:
                 time.sleep(max(waiting[-1].arrival - (time.perf_counter() - started), 0.0))
             continue
         num_steps += 1
-        for request in output.left:
-            job, block = at_block.pop(request.request_id)
-            if request.error is not None:
-                raise RuntimeError(f"{request.request_id}: {request.error}")
+        for ended in output.left:
+            job, block = at_block.pop(ended.request_id)
+            if ended.error is not None:
+                raise RuntimeError(f"{ended.request_id}: {ended.error}")
             if block + 1 < len(job.steps):
                 _dispatch(engine, config, job, block + 1, at_block)
             else:
@@ -94,9 +94,7 @@ def serve(engine: Engine, load: Sequence[Job]) -> Served:
     return Served(latencies, num_steps, time.perf_counter() - started)
 
 
-def _dispatch(
-    engine: Engine, config: ModelConfig, job: Job, block: int, at_block: dict[str, tuple[Job, int]]
-) -> None:
+def _dispatch(engine: Engine, config: ModelConfig, job: Job, block: int, at_block: dict[str, tuple[Job, int]]) -> None:
     of: Request = request(
         f"{job.index}/{block}",
         config,

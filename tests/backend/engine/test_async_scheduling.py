@@ -140,6 +140,17 @@ def test_with_requests_that_need_the_host_among_them(
             assert told.logprob == pytest.approx(expected_logprobs[name][at].logprob, abs=1e-5)
 
 
+def test_a_block_longer_than_a_seat_runs_on_the_host(config: ModelConfig, counted: Counter[str]) -> None:
+    def requests() -> list[Request]:
+        params = SamplingParams(128, 128, block_length=128, confidence_threshold=0.3)
+        return [Request("long", [5, 6, 7], params, 0.0), *plain_requests(5)]
+
+    expected = run(small_engine(config=config), requests())
+    counted.clear()
+    assert run(small_engine(config=config, is_async=True), requests()) == expected
+    assert counted["host step"] and not counted["host choice"]
+
+
 def test_logits_that_are_not_finite_fail_their_request_alone(config: ModelConfig) -> None:
     engine = small_engine(config=config, is_async=True)
     model = engine.runner.model

@@ -73,7 +73,8 @@ def test_graphs_commit_what_eager_steps_do(shape: ModelConfig, dtype: str, atten
     if attention == "flashinfer":
         pytest.importorskip("flashinfer")
     blocks = [
-        committed(engine(shape, dtype, attention, enforce_eager=eager), two_step_requests(11)) for eager in (True, False)
+        committed(engine(shape, dtype, attention, enforce_eager=eager), two_step_requests(11))
+        for eager in (True, False)
     ]
     assert (blocks[0] == blocks[1]).float().mean() > 0.9
 
