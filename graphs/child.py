@@ -18,15 +18,23 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Never returns: becomes the program, or exits 127 if there is no such program."""
     parent, argv = int(sys.argv[1]), sys.argv[2:]
-    if sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        sys.exit("prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:  # it died before prctl, whose signal would never come
-        sys.exit("the parent process is gone")
+    die_with(parent)
     try:
         os.execvp(argv[0], argv)
     except OSError as error:
         print(f"cannot run {argv[0]}: {error.strerror}", file=sys.stderr)
         sys.exit(127)
+
+
+def die_with(parent: int) -> None:
+    """Has the kernel kill this process when the thread of `parent` that started it is gone.
+
+    Raises SystemExit if it is gone already.
+    """
+    if sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        sys.exit("prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # it died before prctl, whose signal would never come
+        sys.exit("the parent process is gone")
 
 
 if __name__ == "__main__":

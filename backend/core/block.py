@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from backend.core.logprobs import TokenLogprobs
 
@@ -30,17 +31,14 @@ class Block:
         """The step that committed each offset."""
         self.logprobs: dict[int, TokenLogprobs] = {}
         """By offset, of committed tokens, if the request asks for them or revises by them."""
+        self.frontier = 0
+        """How many tokens, from the first on, are final."""
         self._num_leading = 0
         self.num_masked = length
         self.step = 0
         self.is_provisional = is_provisional
         """Whether any of its tokens may still be taken back: then none may be streamed."""
         self.is_revised = False
-
-    @property
-    def frontier(self) -> int:
-        """How many tokens, from the first on, are final."""
-        return 0 if self.is_provisional else self._num_leading
 
     def commit(self, offset: int, token: int) -> int:
         """Makes `token` final at `offset` and returns the token that is now there.
@@ -54,9 +52,17 @@ class Block:
         self.tokens[offset] = token
         self.commit_steps[offset] = self.step
         self.num_masked -= 1
-        while self._num_leading < self.length and self.tokens[self._num_leading] is not None:
-            self._num_leading += 1
+        if offset == self._num_leading:
+            while self._num_leading < self.length and self.tokens[self._num_leading] is not None:
+                self._num_leading += 1
+            if not self.is_provisional:
+                self.frontier = self._num_leading
         return token
+
+    def settle(self) -> None:
+        """None of its tokens will be taken back any more."""
+        self.is_provisional = False
+        self.frontier = self._num_leading
 
     def revised(self, offsets: Sequence[int]) -> Block:
         """This block with the tokens at `offsets` taken back, the only time that this happens."""
@@ -71,7 +77,8 @@ class Block:
         return again
 
     def committed_prefix(self) -> list[int]:
-        return [token for token in self.tokens[: self.frontier] if token is not None]
+        prefix: list[Any] = self.tokens[: self.frontier]  # all are tokens there
+        return prefix
 
     def logprobs_at(self, offsets: Iterable[int]) -> tuple[TokenLogprobs, ...]:
         """Of the tokens at these offsets; nothing if there are none."""

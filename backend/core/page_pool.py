@@ -23,6 +23,8 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self.num_free = num_pages
+        self._numbers = list(range(num_pages))
+        """A slice of it is a run's pages, sooner than a range makes them."""
         self._runs: list[tuple[int, int]] = [(0, num_pages)]
         self._owned: dict[Hashable, list[tuple[int, int]]] = {}
         """Runs, too: giving pages back costs nothing for each page."""
@@ -42,7 +44,7 @@ class PagePool:
         while len(pages) < num_pages:
             start, end = self._runs.pop(whole)
             taken = min(end - start, num_pages - len(pages))
-            pages.extend(range(start, start + taken))
+            pages += self._numbers[start : start + taken]
             owned.append((start, start + taken))
             if start + taken < end:
                 self._runs.insert(whole, (start + taken, end))

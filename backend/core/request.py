@@ -24,6 +24,8 @@ class RequestStatus(enum.Enum):
     FINISHED_ABORTED = enum.auto()
     FINISHED_ERROR = enum.auto()
 
+    __hash__ = object.__hash__  # Enum's own is Python code, and every transition looks up two
+
     @property
     def is_finished(self) -> bool:
         return self in _TERMINAL
@@ -78,6 +80,8 @@ class Request:
         self.request_id = request_id
         self.prompt = tuple(prompt)
         self.params = params
+        self.sequence_length = len(self.prompt) + params.canvas_length
+        """Prompt + canvas in tokens: what a prefill computes and what the KV cache must hold."""
         self.arrival_time = arrival_time
         self.status = RequestStatus.WAITING
         self.response = list(finished_blocks)
@@ -94,11 +98,6 @@ class Request:
         return Block(index, self.params.block_length, attempt, known, is_provisional=self._revises)
 
     @property
-    def sequence_length(self) -> int:
-        """Prompt + canvas in tokens: what a prefill computes and what the KV cache must hold."""
-        return len(self.prompt) + self.params.canvas_length
-
-    @property
     def block_start(self) -> int:
         """Absolute position of the current block's first token."""
         return len(self.prompt) + len(self.response)
@@ -113,13 +112,14 @@ class Request:
 
         `logprobs`: of each pair, or nothing.
         """
-        before = self.block.frontier
+        block = self.block
+        before = block.frontier
         for offset, token in commits:
-            self.block.commit(offset, token)
+            block.commit(offset, token)
         if logprobs:
-            self.block.logprobs.update((offset, of) for (offset, _), of in zip(commits, logprobs, strict=True))
-        self.block.step += 1
-        return self.block.frontier > before
+            block.logprobs.update((offset, of) for (offset, _), of in zip(commits, logprobs, strict=True))
+        block.step += 1
+        return block.frontier > before
 
     def apply(
         self, commits: Sequence[tuple[int, int]], error: str | None = None, logprobs: Sequence[TokenLogprobs] = ()
@@ -135,13 +135,15 @@ class Request:
         if self._revises and not self.block.num_masked:
             if self._doubtful():
                 return False
-            self.block.is_provisional, has_moved = False, True
-        end = self.answer(len(self.response))[1] if has_moved else None
-        if end is not None:
-            self.transition(end)
-            return True
-        block = self.block
-        if block.num_masked and block.step >= self.params.max_steps_per_block:
+            self.block.settle()
+            has_moved = True
+        block, params = self.block, self.params
+        if has_moved and (params.stop_token_ids or len(self.response) + block.frontier >= params.max_tokens):
+            end = self.answer(len(self.response))[1]
+            if end is not None:
+                self.transition(end)
+                return True
+        if block.num_masked and block.step >= params.max_steps_per_block:
             return self._fail(f"block {block.index} still has {block.num_masked} masks after {block.step} steps")
         return not block.num_masked
 

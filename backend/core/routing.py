@@ -20,14 +20,16 @@ class RouteKind(enum.Enum):
     COLOCATED = enum.auto()
     DECODE = enum.auto()
 
+    __hash__ = object.__hash__  # Enum's own is Python code
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)  # frozen, it would take three times as long to make
 class Route:
     load: WorkerLoad
     kind: RouteKind
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prefill:
     """An arrival or a refresh to be placed.
 

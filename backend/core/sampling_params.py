@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from backend.core.cache_policy import CACHE_POLICIES, CachePolicy, Recompute
 
@@ -116,13 +117,13 @@ class SamplingParams:
                 f"unmasking={self.unmasking!r} cannot tell; allowed: random"
             )
 
-    @property
+    @cached_property
     def max_steps_per_block(self) -> int:
         """No block takes more: each step commits a position, at most twice the same (`remask_below`),
         but for those of "timesteps" whose share is nothing."""
         return 2 * self.block_length + self.steps_per_block
 
-    @property
+    @cached_property
     def policy(self) -> CachePolicy:
         return CACHE_POLICIES[self.cache_policy]
 

@@ -70,9 +70,10 @@ class WorkerLoad:
         self.num_requests += requests
         self.used_pages += used
         self.promised_pages += promised
-        if self.pool is not None:
-            self.pool.num_prefills += prefills
-            self.pool.move(self)
+        pool = self.pool
+        if pool is not None:
+            pool.num_prefills += prefills
+            pool.move(self)
 
 
 _Key = tuple[int, int, WorkerId]

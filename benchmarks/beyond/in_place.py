@@ -13,7 +13,7 @@ from benchmarks.simulator.flight import Flight
 from benchmarks.simulator.graph import Graph
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HeldPrefill(Prefill):
     """Attributes:
     holder: where the request's block before this one was denoised.

@@ -184,16 +184,22 @@ class Planner:
                     peaks[trial.config] = max(peaks[trial.config], point.peak_tokens)
             return [point.ratio for point in points]
 
-        # Long runs bear less than short ones; one seed bears about as much as another.
-        starts = {config: 0.85 * load for config, load in entries.items()}
-        loads: dict[tuple[SimulatorConfig, int], float] = {}
-        for seed in self._seeds:
-            stride = 2 if not loads else 1
-            races = [race([(config, seed)], start, stride=stride) for config, start in starts.items()]
-            for (standing,) in together(races, ask):
-                loads[standing.candidate] = standing.load
-                config, _ = standing.candidate
-                starts[config] = standing.load or starts[config]
+        # Long runs bear less than short ones, and one seed less than another, to all configurations alike: from what
+        # the first bears on a seed, the others' answers are a step or two away.
+        pilot, *others = entries
+        standings = together(
+            [race([(pilot, seed)], 0.85 * entries[pilot], stride=2) for seed in self._seeds],
+            ask,
+        )
+        borne = {
+            seed: standing.load or 0.85 * entries[pilot]
+            for seed, (standing,) in zip(self._seeds, standings, strict=True)
+        }
+        standings += together(
+            [race([(config, seed)], borne[seed], stride=1) for config in others for seed in self._seeds],
+            ask,
+        )
+        loads = {standing.candidate: standing.load for (standing,) in standings}
         capacities = [
             Capacity(config, tuple(loads[config, seed] for seed in self._seeds), peaks[config]) for config in entries
         ]

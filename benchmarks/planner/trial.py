@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from multiprocessing import get_context
 from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import processes
 from benchmarks.planner.slo import Missed, Slo
 from benchmarks.simulator.config import SimulatorConfig
 from benchmarks.simulator.result import Result
@@ -109,8 +109,8 @@ class Trials:
     def __init__(self, demand: Demand, num_processes: int, on_measured: Callable[[], None] = lambda: None) -> None:
         self._demand, self._on_measured = demand, on_measured
         self._points: dict[Trial, Point] = {}
-        # Not forked: the progress bar has a thread.
-        self._pool = ProcessPoolExecutor(num_processes, get_context("spawn")) if num_processes > 1 else None
+        self._stack = ExitStack()
+        self._pool = self._stack.enter_context(processes.pool(num_processes)) if num_processes > 1 else None
 
     def __enter__(self) -> Trials:
         return self
@@ -118,8 +118,7 @@ class Trials:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._pool:
-            self._pool.shutdown(cancel_futures=True)
+        self._stack.__exit__(kind, error, trace)
 
     def ask(self, trials: Sequence[Trial]) -> list[Point]:
         """Raises: see `measure`."""

@@ -143,31 +143,41 @@ class Graph:
     # What workers say, as `AsyncEngine._publish` does: of a block's prefill, its commits and its end.
 
     def stepped(self, plan: StepPlan, left: Sequence[Request]) -> None:
-        now, timing, after = self._clock.now, self._timing, self._clock.after
+        now, flights = self._clock.now, self._flights
         gone = {request.request_id for request in left}
-        num_prefills = len(plan.prefills)
-        for number, request in enumerate((*plan.prefills, *plan.decodes)):
-            flight = self._flights[request.request_id]
-            if request.block.frontier > flight.frontier:
-                flight.frontier = request.block.frontier
-                self._committed(flight.trip, now + self._hop_s)
-            is_prefill, is_done = number < num_prefills, request.request_id in gone
-            if is_done or (is_prefill and flight.source is not None):
+        for request in plan.prefills:
+            name = request.request_id
+            flight, is_done = flights[name], name in gone
+            self._frontier(flight, request, now)
+            if is_done or flight.source is not None:
                 _add_seconds(flight, now)
-            if is_prefill:
-                after(timing.message_s("prefilled", flight), self._prefilled, flight, is_done)
+            self._clock.after(self._timing.message_s("prefilled", flight), self._prefilled, flight, is_done)
             if is_done:
-                after(timing.message_s("done", flight), self._done, flight)
+                self._say_done(flight)
+        for request in plan.decodes:
+            name = request.request_id
+            flight = flights[name]
+            self._frontier(flight, request, now)
+            if name in gone:
+                _add_seconds(flight, now)
+                self._say_done(flight)
 
     def freed(self, flight: Flight) -> None:
         self._clock.after(self._timing.message_s("freed", flight), self._source_freed, flight)
 
-    def _committed(self, trip: Trip, now: float) -> None:
-        if trip.first_token_s is None:
-            trip.first_token_s = now
-        else:
-            self.commit_gaps_s.append(now - trip.committed_s)
-        trip.committed_s = now
+    def _say_done(self, flight: Flight) -> None:
+        self._clock.after(self._timing.message_s("done", flight), self._done, flight)
+
+    def _frontier(self, flight: Flight, request: Request, now: float) -> None:
+        """Sends the client what it can have since this step."""
+        frontier = request.block.frontier
+        if frontier > flight.frontier:
+            flight.frontier, trip, now = frontier, flight.trip, now + self._hop_s
+            if trip.first_token_s is None:
+                trip.first_token_s = now
+            else:
+                self.commit_gaps_s.append(now - trip.committed_s)
+            trip.committed_s = now
 
 
 def _add_seconds(flight: Flight, now: float) -> None:

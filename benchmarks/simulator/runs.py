@@ -6,15 +6,14 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from benchmarks import progress
+from benchmarks import processes, progress
 from benchmarks.simulator.config import SimulatorConfig
 from benchmarks.simulator.graph import Graph
 from benchmarks.simulator.result import Result
@@ -66,21 +65,12 @@ def run_many(
                 results[key] = _run(run, folder / f"{key}.npz")
                 advance("")
         elif missing:
-            # Not forked: the progress bar has a thread.
-            with ProcessPoolExecutor(num_processes or os.cpu_count(), get_context("spawn")) as pool:
+            with processes.pool(num_processes) as pool:
                 asked = {pool.submit(_run, run, folder / f"{key}.npz"): key for key, run in missing.items()}
-                try:
-                    for future in as_completed(asked):
-                        results[asked[future]] = future.result()
-                        advance("")
-                finally:
-                    _cancel(asked)
+                for future in as_completed(asked):
+                    results[asked[future]] = future.result()
+                    advance("")
     return [results[key] for key in keys]
-
-
-def _cancel(asked: dict[Future[Result], str]) -> None:
-    for future in asked:
-        future.cancel()
 
 
 def _run(run: Run, path: Path) -> Result:
