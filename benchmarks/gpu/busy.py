@@ -7,15 +7,20 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def busy_share(run: Callable[[], object]) -> float | None:
-    """Of `run`, which must keep the GPU's work going; None if the profiler saw none."""
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+    """Of `run`, which must keep the GPU's work going; None without a GPU, or if the profiler saw nothing on it."""
+    if not torch.cuda.is_available():
         run()
+        return None
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "trace.json"
         profiler.export_chrome_trace(str(path))

@@ -1,0 +1,44 @@
+"""Everything that the GPU runs, at toy size on the CPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import run_all
+from benchmarks.simulator.latency import Measured
+
+
+def test_a_toy_run_leaves_a_report_and_tables_that_the_simulator_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run_all", "--toy", "--out", str(tmp_path)])
+    run_all.main()
+    report = (tmp_path / "report.md").read_text()
+    assert report in capsys.readouterr().out
+    results = json.loads((tmp_path / "results.json").read_text())
+    for name in run_all.ON_CPU.models:
+        assert f"## {name}" in report
+        found = results[name]
+        steps = found["step_times"]
+        batches = {(step["num_decodes"], step["context"]) for step in steps if step["num_decodes"]}
+        assert batches == {(b, c) for b in run_all.ON_CPU.batches for c in run_all.ON_CPU.contexts}
+        assert len(found["no graphs either"]) == len(run_all.ON_CPU.batches)
+        assert [run["token_budget"] for run in found["serving"]] == list(run_all.ON_CPU.token_budgets)
+        assert len(found["service_s"]) == run_all.ON_CPU.num_requests
+        latency = Measured(tmp_path / f"latency-{name}.csv")
+        step = next(step for step in steps if step["num_decodes"] == 2)
+        assert latency.step_s((), 2, 2 * step["context"]) == pytest.approx(step["seconds"], abs=1e-6)
+
+
+def test_parts_for_which_no_time_is_left_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run_all", "--toy", "--out", str(tmp_path), "--seconds", "0", "--model", "toy-llada"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    run_all.main()
+    assert "serving: left out" in capsys.readouterr().out
+    assert "serving" not in json.loads((tmp_path / "results.json").read_text())["toy-llada"]
