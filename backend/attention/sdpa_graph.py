@@ -70,4 +70,4 @@ class SdpaGraphAttention:
     def _read(self, paged: Tensor) -> Tensor:
         read = paged[self._pages].flatten(1, 2).transpose(1, 2)
         # Not only masked: what a failed request left in a page may be NaN, which no weight of 0 makes 0.
-        return read.where(self._is_visible.transpose(2, 3), 0)
+        return read.masked_fill(~self._is_visible.transpose(2, 3), 0)
