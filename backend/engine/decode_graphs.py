@@ -21,6 +21,8 @@ from backend.models.layers import Transformer
 from backend.sampling.fused import FusedUnmasker
 from backend.sampling.seats import Seats
 
+Step = Callable[[], tuple[Tensor, Tensor]]
+
 _WARM_UPS = 2
 
 
@@ -48,7 +50,7 @@ class _Size:
         self.first_row = torch.arange(size, device=device) * block_length
         self.attention = attention.graph_attention(size, block_length, max_length, self.slots)
         self.attention.plan(())
-        self.steps: dict[int, Callable[[], tuple[Tensor, Tensor]]] = {}
+        self.steps: dict[int, Step] = {}
         """By the number of rows of logits; see `DecodeGraphs.run`."""
 
 
@@ -106,6 +108,11 @@ class DecodeGraphs:
             self._place(of, rows)
         return of.steps[min(num_rows for num_rows in of.steps if num_rows >= num_candidates)]()
 
+    def wrap(self, wrapper: Callable[[Step], Step]) -> None:
+        """Replaces every step by what `wrapper` makes of it: to measure them."""
+        for _, of in self._sizes:
+            of.steps = {num_rows: wrapper(step) for num_rows, step in of.steps.items()}
+
     def _place(self, of: _Size, rows: list[Row]) -> None:
         """Puts rows where the graphs of their size read them, behind whatever runs now."""
         size, length = len(of.seat_of), self.block_length
@@ -132,7 +139,7 @@ class DecodeGraphs:
         logits = self._model.logits(hidden.index_select(0, index))
         return hidden, self._unmasker.run(logits, place, of.seat_of, self._seats)
 
-    def _recorded(self, of: _Size, num_rows: int) -> Callable[[], tuple[Tensor, Tensor]]:
+    def _recorded(self, of: _Size, num_rows: int) -> Step:
         if self._cache.data.device.type == "cpu":
             return lambda: self._step(of, num_rows)
         stream = torch.cuda.Stream()
