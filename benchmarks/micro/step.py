@@ -192,9 +192,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=list(LIMITS_MS))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print(
-        f"{'batch':>5} {'outside ms: same':>17} {'new':>6} {'ahead':>6} {'limit':>6} {'step/bare':>10} {'step/dense':>11}"
-    )
+    outside = f"{'outside ms: same':>17} {'new':>6} {'ahead':>6} {'limit':>6}"
+    print(f"{'batch':>5} {outside} {'step/bare':>10} {'step/dense':>11}")
     for batch in args.batch:
         same, new, ahead, to_bare, to_dense = measure(batch)
         limit = LIMITS_MS.get(batch)

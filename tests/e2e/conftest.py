@@ -16,8 +16,9 @@ TIMEOUT = f"--worker-timeout-s={WORKER_TIMEOUT_S}"
 TWO_WORKERS = ("colocated", "--workers=2", TIMEOUT)
 SMALL = ("colocated", "--workers=1", "--request-plane=tcp", "--max-queued-tokens=600", "--context-length=512")
 
-# A few prefills, and the pool is saturated: under load about as many overflow as do not.
-HYBRID = ("hybrid", "--prefill=1", "--colocated=2", "--overflow-threshold=600", TIMEOUT)
+# A few prefills, and the pool is saturated: under load about as many overflow as do not. Steps are launched
+# ahead of each other, as on a GPU; in the other graphs, as on a CPU, they are not.
+HYBRID = ("hybrid", "--prefill=1", "--colocated=2", "--overflow-threshold=600", "--async-scheduling=true", TIMEOUT)
 DISAGGREGATED = ("disaggregated", "--prefill=2", "--colocated=1", TIMEOUT)
 
 
