@@ -106,7 +106,8 @@ class DecodeGraphs:
         of = next(of for size, of in self._sizes if size >= len(rows))
         if of.rows != rows:
             self._place(of, rows)
-        return of.steps[min(num_rows for num_rows in of.steps if num_rows >= num_candidates)]()
+        enough = [num_rows for num_rows in of.steps if num_rows >= num_candidates]
+        return of.steps[min(enough, default=max(of.steps))]()
 
     def wrap(self, wrapper: Callable[[Step], Step]) -> None:
         """Replaces every step by what `wrapper` makes of it: to measure them."""
