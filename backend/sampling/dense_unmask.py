@@ -94,8 +94,7 @@ def _choose(score: Tensor, seat_of: Tensor, seats: Seats) -> Tensor:
     share = seats.shares[num_steps, step.clamp(max=score.shape[1] - 1)]
     by_timesteps = (num_masked * share).long().where(step < num_steps - 1, num_masked)
     count = by_timesteps.where(seats.by_timesteps[seat_of], even)
-    num_due_steps = (step + 1).minimum(num_steps)
-    due = num_due_steps * base + num_due_steps.minimum(remainder)
+    due = (step + 1) * base + remainder.minimum(step + 1)  # after the last step more than there is, which does no harm
     pace = (due - (length - num_masked)).clamp(min=1)
 
     count = num_reaching.where(rule == RULES["factor"], count)

@@ -18,8 +18,10 @@ from backend.sampling.seats import Seats
 class FusedUnmasker:
     """Unmasks batch after batch in memory of its own: its calls can be captured in a CUDA graph.
 
-    The kernels of `triton_unmask` on a GPU and under Triton's interpreter, torch elsewhere. Which rows, how
-    many and how large a batch a request is in changes nothing in its tokens.
+    The kernels of `triton_unmask` on a GPU and under Triton's interpreter, torch elsewhere. The first call
+    with tensors of a kind compiles them: make it before the capture. What else is in the batch changes
+    nothing in a request's tokens. `SamplingBatch` finds the same ones, but for scores whose order hangs on
+    float32's last digit: take one of the two for all steps of a request.
 
     Args:
         max_rows: the most rows of logits in a step.

@@ -114,7 +114,7 @@ def judge_row(logits, row_stride, place, seat_of, is_masked, only_first, step, r
     # Of each tile: all of it, in units of the row's largest term; the row's without that term.
     num_others = tl.where(has_best, 0.0, 1.0)
     total_rest = tl.sum(tl.where(within, (num_others + rests) * tl.exp(leads), 0.0), 0)
-    is_sound = (total_rest < float("inf")) & (largest > -float("inf")) & (largest < float("inf"))
+    is_sound = total_rest < float("inf")  # NaN is not, and NaN it is where NaN or an infinity is the largest
     heat = tl.load(temperature + seat * (ROW // 8))
     by = tl.load(rule + seat * (ROW // 4))
     is_drawn = heat > 0

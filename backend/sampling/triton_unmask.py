@@ -78,8 +78,7 @@ def _choose(seat_of, score, token, commits, tokens, is_masked, known, only_first
         share = tl.load(shares + steps * L + tl.minimum(now, L - 1))
         count = tl.where(now < steps - 1, (num_masked.to(tl.float32) * share).to(tl.int32), num_masked)
     if by == PACED:
-        due_steps = tl.minimum(now + 1, steps)
-        due = due_steps * base + tl.minimum(due_steps, remainder)
+        due = (now + 1) * base + tl.minimum(now + 1, remainder)
         count = tl.maximum(due - (positions - num_masked), 1)
     if by == FACTOR:
         least = 1.0 - tl.load(factor + seat * (ROW // 8)) / (rank + 2).to(tl.float64)

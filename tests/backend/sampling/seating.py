@@ -28,7 +28,7 @@ def any_request(
     unmasking: str | None = None,
     temperatures: Sequence[float] = (0.0, 0.0, 0.3, 1.2, 1e-6),
 ) -> Request:
-    """With any options that a seat takes, at its first step."""
+    """With any options that a seat takes, at its first or second step."""
     length = rng.choice([1, 2, longest_block - 1, longest_block])
     params = SamplingParams(
         max_tokens=3 * length,
@@ -44,7 +44,12 @@ def any_request(
         cache_policy=rng.choice(("dual", "none")),
     )
     known = [rng.randrange(vocab_size) for _ in range(rng.choice((0, 0, length // 2)))]
-    return Request(str(rng.random()), [1], params, 0.0, finished_blocks=[5] * length * rng.randint(0, 2), known=known)
+    finished = [5] * length * rng.randint(0, 2)
+    request = Request(str(rng.random()), [1], params, 0.0, finished_blocks=finished, known=known)
+    if rng.random() < 0.3:
+        offsets = rng.sample(range(length), rng.randrange(length))
+        request.commit([(offset, rng.randrange(vocab_size)) for offset in offsets])
+    return request
 
 
 def places_of(requests: Sequence[Request], longest_block: int, logits_shift: int) -> list[int]:

@@ -75,7 +75,7 @@ def test_broken_logits_fail_their_own_request_in_this_very_step(unmasking: str, 
         requests = [any_request(rng, L, V, unmasking) for _ in range(3)]
         seats, seat_of = seated(requests, 0)
         logits = torch.randn(3 * L, V, generator=generator)
-        row = L + rng.randrange(requests[1].block.length)
+        row = L + rng.choice([offset for offset, token in enumerate(requests[1].block.tokens) if token is None])
         expected = host_commits(requests[::2], logits[[*range(L), *range(2 * L, 3 * L)]], L, MASK, 0)
         if broken == -torch.inf:
             logits[row] = broken

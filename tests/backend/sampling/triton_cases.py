@@ -20,7 +20,7 @@ from backend.sampling import dense_unmask
 from backend.sampling.fused import FusedUnmasker
 from backend.sampling.seats import FAILED, NOTHING, Seats
 from backend.sampling.triton_rows import uniform
-from backend.sampling.triton_unmask import UnmaskKernels
+from backend.sampling.triton_unmask import TILE, UnmaskKernels
 from tests.backend.sampling.seating import FIELDS, any_request
 
 # numpy says where the interpreter computes with NaN and infinities, as the kernels mean to.
@@ -105,16 +105,38 @@ def test_whole_blocks_by_every_rule(temperature: float, logits_shift: int) -> No
     rng = random.Random(logits_shift)
     temperatures = (0.0,) if not temperature else (temperature, temperature, 1e-310)
     requests = [any_request(rng, 3, 50, unmasking, temperatures) for unmasking in UNMASKING]
+    requests.append(request(3, unmasking="quota", quota_schedule="timesteps", temperature=temperature))
     both = Both(requests, 3, 50, mask_token_id=33, tile=32, logits_shift=logits_shift)
     for step in range(9):
         place = both.candidates()
         both.step(random_logits(step, len(place), 50), place)
-    assert not both.seats.is_masked.any()
+        if not both.seats.is_masked.any():
+            break
+    else:
+        pytest.fail("three steps of schedules that may begin with nothing, and three positions")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_many_tiles_long_blocks_and_padded_columns(dtype: torch.dtype) -> None:
-    """1000 columns in 4 tiles, blocks of 70 of which 33 offsets are compared at a time."""
+def test_schedules_of_a_block_that_its_steps_do_not_divide() -> None:
+    options: list[dict[str, object]] = [
+        {"unmasking": "paced_threshold", "confidence_threshold": 0.0},
+        {"unmasking": "quota"},
+        {"unmasking": "quota", "quota_schedule": "timesteps"},
+        {"unmasking": "paced_threshold", "confidence_threshold": 1.0},
+    ]
+    requests = [request(8, steps_per_block=3, **one) for one in options]
+    requests.append(request(8, range(5), **options[0]))  # ahead of its schedule
+    both = Both(requests, 8, 20, mask_token_id=5, tile=32)
+    counts = []
+    for step in range(3):
+        place = both.candidates()
+        commits = both.step(random_logits(step, len(place), 20), place)
+        counts.append((commits >= 0).sum(dim=1).tolist())
+    assert counts == [[3, 3, 2, 1, 1], [3, 3, 2, 1, 1], [2, 2, 4, 1, 1]]
+
+
+@pytest.mark.parametrize(("dtype", "vocab_size", "tile"), [(torch.bfloat16, 1000, 256), (torch.float16, 5000, TILE)])
+def test_many_tiles_long_blocks_and_padded_columns(dtype: torch.dtype, vocab_size: int, tile: int) -> None:
+    """Blocks of 70, of which 32 offsets are compared at a time, and a tile that is drawn from in parts."""
     masked = (0, 5, 31, 32, 33, 50, 69)
     done = [offset for offset in range(70) if offset not in masked]
     options = [
@@ -122,11 +144,11 @@ def test_many_tiles_long_blocks_and_padded_columns(dtype: torch.dtype) -> None:
         {"unmasking": "factor", "factor": 2.6, "temperature": 1.0},
         {"unmasking": "entropy", "steps_per_block": 20},
     ]
-    both = Both([request(70, done, **one) for one in options], 70, 1000, mask_token_id=999, tile=256)
+    both = Both([request(70, done, **one) for one in options], 70, vocab_size, vocab_size - 1, tile)
     place = both.candidates()
-    logits = random_logits(2, len(place), 1008)
-    logits[:, 999:] = 40.0
-    logits[:, 1000:] = torch.nan
+    logits = random_logits(2, len(place), vocab_size + 8)
+    logits[:, vocab_size - 1 :] = 40.0
+    logits[:, vocab_size:] = torch.nan
     commits = both.step(logits.to(dtype), place)
     assert (commits >= 0).sum(dim=1).min() > 0
     assert set((commits >= 0).nonzero()[:, 1].tolist()) <= set(masked)
@@ -164,28 +186,28 @@ def test_broken_logits_fail_their_own_request_alone(broken: float) -> None:
 
 def test_scores_keep_the_digits_of_sure_positions() -> None:
     """From even to sure beyond float32's 1, drawn and not."""
-    rules = ("threshold", "entropy", "margin", "maskgit_plus")
-    requests = [request(6, unmasking=rule, temperature=heat) for rule in rules for heat in (0.0, 0.6)]
-    both = Both(requests, 6, 60, mask_token_id=5, tile=32)
+    rules = ("threshold", "entropy", "margin", "maskgit_plus", "random")
+    requests = [request(3, unmasking=rule, temperature=heat) for rule in rules for heat in (0.0, 0.6)]
+    both = Both(requests, 3, 60, mask_token_id=5, tile=32)
     place = both.candidates()
     logits = random_logits(3, len(place), 60, scale=1.0)
-    logits[:, 40] = torch.tensor([0.0, 1.0, 5.0, 10.0, 20.0, 25.0], device=DEVICE).repeat(9)[: len(place)]
+    logits[:, 40] = torch.tensor([1.0, 10.0, 25.0], device=DEVICE).repeat(11)[: len(place)]
     masked = logits.index_fill(1, torch.tensor([5], device=DEVICE), -torch.inf)
-    seat = both.seat_of.long()[place[:-2].long() // 6]
-    score, token = dense_unmask._judge(masked[:-2], seat, place[:-2].long() % 6, both.seats)
+    seat = both.seat_of.long()[place[:-2].long() // 3]
+    score, token = dense_unmask._judge(masked[:-2], seat, place[:-2].long() % 3, both.seats)
     both.kernels.unmask(logits, place, both.seat_of, both.seats, both.commits)
     torch.testing.assert_close(both.kernels.score[place[:-2].long()], score, rtol=2e-5, atol=1e-12)
     assert both.kernels.token[place[:-2].long()].tolist() == token.tolist()
 
 
 def test_nothing_impossible_is_drawn() -> None:
-    """Three possible tokens, far apart in three of five tiles: all are drawn, as often as they should."""
-    requests = [request(4, unmasking="threshold", confidence_threshold=0.0, temperature=2.0, seed=i) for i in range(9)]
-    both = Both(requests, 4, 80, mask_token_id=16, tile=16)
-    logits = torch.full((38, 80), -torch.inf, device=DEVICE)
-    logits[:, [16, 17, 47, 79]] = 1.0
+    """Three possible tokens, each in a tile of its own: all are drawn, about as often."""
+    options = {"unmasking": "threshold", "confidence_threshold": 0.0, "temperature": 2.0}
+    both = Both([request(4, seed=seed, **options) for seed in range(4)], 4, 48, mask_token_id=16, tile=16)
+    logits = torch.full((18, 48), -torch.inf, device=DEVICE)
+    logits[:, [2, 16, 17, 47]] = 1.0
     drawn = both.step(logits, both.candidates()).flatten().tolist()
-    assert {token: drawn.count(token) > 5 for token in drawn} == {17: True, 47: True, 79: True}
+    assert {token: drawn.count(token) > 2 for token in drawn} == {2: True, 17: True, 47: True}
 
 
 def test_compaction_of_more_places_than_one_sweep() -> None:
@@ -221,7 +243,7 @@ def test_a_batch_is_padded_with_a_seat_that_nobody_has_and_rows_of_whole_blocks_
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_real_vocabularies(vocab_size: int, dtype: torch.dtype) -> None:
     rng = random.Random(0)
-    both = Both([any_request(rng, 32, vocab_size) for _ in range(16)], 32, vocab_size, vocab_size - 7, tile=4096)
+    both = Both([any_request(rng, 32, vocab_size) for _ in range(16)], 32, vocab_size, vocab_size - 7, tile=TILE)
     for step in range(64):
         place = both.candidates()
         generator = torch.Generator(DEVICE).manual_seed(step)
@@ -232,7 +254,7 @@ def test_real_vocabularies(vocab_size: int, dtype: torch.dtype) -> None:
 @pytest.mark.skipif(IS_INTERPRETED, reason="needs a CUDA device")
 def test_the_host_waits_for_nothing() -> None:
     """The torch version, and taking seats; a captured graph shows it of the kernels."""
-    both = Both([any_request(random.Random(i), 32, 1000) for i in range(8)], 32, 1000, 999, tile=4096)
+    both = Both([any_request(random.Random(i), 32, 1000) for i in range(8)], 32, 1000, 999, tile=TILE)
     logits, place = random_logits(0, 288, 1000), torch.arange(288, device=DEVICE)
     others = [any_request(random.Random(i), 32, 1000) for i in range(8)]
     torch.cuda.set_sync_debug_mode("error")
@@ -248,7 +270,7 @@ def test_the_host_waits_for_nothing() -> None:
 @pytest.mark.skipif(IS_INTERPRETED, reason="needs a CUDA device")
 def test_captured_in_a_graph() -> None:
     requests = [any_request(random.Random(0), 32, 1000) for _ in range(8)]
-    both = Both(requests, 32, 1000, 999, tile=4096)
+    both = Both(requests, 32, 1000, 999, tile=TILE)
     fused = FusedUnmasker(288, 9, 32, DEVICE, vocab_size=1000, mask_token_id=999)
     logits = random_logits(0, 288, 1000)
 
