@@ -86,17 +86,20 @@ class Sweep:
     def _measure(self, point: Point, label: str) -> Measured:
         variant = self._known[point.variant]
         with tempfile.TemporaryDirectory(prefix="sangam-sweep-") as folder:
-            with LiveGraph([*variant.arguments, *self._arguments.serve], Path(folder)) as graph:
+            steps = Path(folder) / "steps.csv"
+            arguments = [*variant.arguments, f"--steps-file={steps}", *self._arguments.serve]
+            with LiveGraph(arguments, Path(folder)) as graph:
                 self.num_processes[point.variant] = graph.num_processes
-                return asyncio.run(self._load(graph, point, label))
+                return asyncio.run(self._load(graph, point, label, steps))
 
-    async def _load(self, graph: LiveGraph, point: Point, label: str) -> Measured:
+    async def _load(self, graph: LiveGraph, point: Point, label: str, steps: Path) -> Measured:
         arguments = self._arguments
         due = options.due(arguments, point.rate, point.seed)
         unseen = options.questions(arguments, point.seed + 1_000_000)
         model = await first_model(graph.url)
         async with Client(graph.url, model, options.decoding(arguments), arguments.timeout_s) as client:
             await warm_up(client.ask, unseen, arguments.warm_up)
+            num_warm_up = len(steps.read_text())
             metrics, used, busy_s = graph.metrics(), cpu.used_s(graph.pid), cpu.busy_s()
             client_s, started = time.process_time(), time.monotonic()
             with progress.bar(len(due), label) as answered:
@@ -106,6 +109,10 @@ class Sweep:
             cores["client"] = time.process_time() - client_s
             cores["others"] = max(cpu.busy_s() - busy_s - sum(cores.values()), 0.0)
         time.sleep(SETTLE_S)
+        repeat = f"-{point.repeat}" if point.repeat else ""
+        kept = arguments.out / "steps" / f"{point.variant}-{point.rate:g}-{point.seed}{repeat}.csv"
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text("request,num_steps\n" + steps.read_text()[num_warm_up:])
         return Measured(
             point,
             summarize(outcomes, arguments.duration_s, Objective(arguments.slo_s, arguments.slo_first_token_s)),
@@ -127,7 +134,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     defaults, names = Pools(), list(variants(Pools()))
     parser.add_argument("--live", action="store_true", required=True, help="on real graphs, started here")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="report.md, results.json, .csv, .png")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="report.md, results.json, .csv, .png, steps/"
+    )
     parser.add_argument("--variants", type=_names, default=list(DEFAULT_VARIANTS), help=f"of {', '.join(names)}")
     parser.add_argument("--loads", type=_numbers, default=[2.0, 4.0, 6.0], metavar="A,B", help="requests/s (2,4,6)")
     parser.add_argument("--duration-s", type=float, default=60.0, help="of each run (%(default)s)")

@@ -85,6 +85,9 @@ class RouterConfig(CommonConfig):
     )
     default_canvas_length: int = Field(128, ge=1, description="canvas when a request names no length")
     context_length: int | None = Field(None, ge=1, description="cap on prompt + canvas; the model's own if absent")
+    steps_file: Path | None = Field(
+        None, description="CSV file that every answer's forwards per block are added to (request,num_steps)"
+    )
 
 
 class WorkerConfig(CommonConfig):

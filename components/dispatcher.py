@@ -37,10 +37,12 @@ class Trip:
     Attributes:
         seconds: time spent per phase so far, summed over blocks and attempts.
         route: how its first block was routed.
+        num_steps: forwards of each block that is done.
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     route: RouteKind | None = None
+    num_steps: list[int] = field(default_factory=list)
 
 
 class Dispatcher:
@@ -311,6 +313,8 @@ def _take(news: BlockNews, request: Request, trip: Trip) -> bool:
     request.block.logprobs.update(enumerate(news.logprobs, start))
     for phase, seconds in zip(PHASES, news.seconds, strict=True):
         trip.seconds[phase] += seconds
+    if news.is_done:
+        trip.num_steps.append(news.num_steps)
     return bool(news.tokens)
 
 

@@ -25,6 +25,7 @@ from components.protocol import ModelCard
 from components.request_parser import Limits, build_request, dllm_options, parse_options, parse_tokens_request
 from components.router_metrics import Account, RouterMetrics
 from components.runtime import Context, Message, ModelRegistration, Runtime, Workers, refuse, run
+from components.steps_file import StepsFile
 from components.tensor_api import model_config, parse_tensor_request, tensor_response
 from components.text import TextProcessor, TextStream
 
@@ -38,6 +39,7 @@ class Router:
 
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
+        self._steps: StepsFile | None = None
         self._tokens_in_flight = 0
         self._num_requests = itertools.count()
         self._refused_tokens = 0
@@ -51,6 +53,12 @@ class Router:
         except Exception as error:  # tokenizers raises plain Exception
             log.error("cannot read the tokenizer of %s: %s", config.model, error)
             return 1
+        if config.steps_file:
+            try:
+                self._steps = StepsFile(config.steps_file)
+            except OSError as error:
+                log.error("cannot write steps_file %s: %s", config.steps_file, error.strerror)
+                return 1
         bus = await LoadBus.connect(os.environ["NATS_SERVER"], config.namespace)
         runtime = Runtime(config)
         calls = {name: await Workers.of(runtime, name) for name in ("prefill_worker", "colocated_worker")}
@@ -252,6 +260,16 @@ class Router:
         finally:
             self._tokens_in_flight -= size
             self.metrics.request_done(account, time.monotonic() - started)
+            if account.outcome in FINISH_REASONS.values():
+                self._write_steps(request.request_id, account.trip)
+
+    def _write_steps(self, request_id: str, trip: Trip) -> None:
+        if self._steps:
+            try:
+                self._steps.add(request_id, trip.num_steps)
+            except OSError as error:
+                log.error("no more rows in steps_file: %s", error)
+                self._steps = None
 
 
 def _policy(config: RouterConfig) -> Policy:

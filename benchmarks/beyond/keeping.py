@@ -8,6 +8,7 @@ from typing import Any
 
 from backend.core.page_pool import PagePool
 from backend.core.prefill_scheduler import PrefillScheduler, PrefillSchedulerConfig
+from backend.core.queries import num_query_tokens
 from backend.core.request import Request, RequestStatus
 from backend.core.step import StepPlan, StepResult
 from benchmarks.simulator.graph import Graph
@@ -32,7 +33,8 @@ class KeepingScheduler(PrefillScheduler):
         decodes = list(self._kept.values())
         if not decodes:
             return plan
-        return StepPlan(plan.prefills if plan else (), decodes)
+        num_tokens = sum(num_query_tokens(request, logits_shift=0) for request in decodes)
+        return StepPlan(plan.prefills if plan else (), decodes, num_tokens)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Request]:
         left: list[Request] = []

@@ -9,14 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.simulator import hardware
 from benchmarks.simulator.config import SimulatorConfig, calibrated
-from benchmarks.simulator.latency import Efficiencies
 from benchmarks.simulator.result import Result
 from benchmarks.simulator.runs import Run, run_many
 from benchmarks.simulator.workload import Workload, draw
 
-Calibration = Literal["as fitted", "no hand-over cost", "one efficiency per model"]
+Calibration = Literal["as fitted", "no hand-over cost"]
 
 
 @dataclass(frozen=True)
@@ -84,8 +82,6 @@ class Point:
         changes: dict[str, Any] = {}
         if self.calibration == "no hand-over cost":
             changes["hand_over_s"] = 0.0
-        elif self.calibration == "one efficiency per model":
-            changes["rates"] = Efficiencies(overall=common_efficiency(pair.model))
         return calibrated(
             pair.model,
             pair.trace,
@@ -95,14 +91,6 @@ class Point:
             overflow_threshold=variant.theta,
             **changes,
         )
-
-
-@cache
-def common_efficiency(model: str) -> float:
-    """The geometric mean of what was fitted to each trace."""
-    of_model = hardware.read("calibration.yaml")[model]
-    fitted = [entry["efficiency"] for trace, entry in of_model.items() if trace != "common"]
-    return float(math.prod(fitted) ** (1 / len(fitted)))
 
 
 @cache

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from backend.core.cache_policy import CACHE_POLICIES
 from backend.core.step import PHASES
 from benchmarks import results
 from benchmarks.lengths import TRACES
@@ -78,6 +79,11 @@ def _add_graph(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--profile", type=Path, metavar="CSV", help="measured step times instead of the roofline")
     group.add_argument("--steps-per-block", metavar="N|CSV", help="mean forwards of a block, or recorded ones")
     group.add_argument(
+        "--cache-policy", default="dual", choices=[name for name in CACHE_POLICIES if name != "dkv-greedy"],
+        help="of every request (%(default)s)",
+    )  # fmt: skip
+    group.add_argument("--cache-refresh-interval", type=int, metavar="N", help="steps between refreshes (the policy's)")
+    group.add_argument(
         "--uncalibrated",
         action="store_true",
         help="no constants fitted to the paper's testbed: this project's own engine",
@@ -119,6 +125,8 @@ def _config(arguments: argparse.Namespace) -> SimulatorConfig:
         "routing": "conditional" if arguments.graph == "conditional" else "hybrid",
         "max_num_seqs": arguments.max_num_seqs,
         "hop_s": arguments.hop_ms / 1000,
+        "cache_policy": arguments.cache_policy,
+        "cache_refresh_interval": arguments.cache_refresh_interval,
     }
     if is_colocated and arguments.prefill:
         raise ValueError("a colocated graph has no prefill workers")
@@ -172,7 +180,8 @@ def _print_rest(result: Result, console: Console) -> None:
         if use.num_workers:
             console.print(
                 f"{name} pool: {use.num_workers} workers, {use.utilization:.1%} of the time in steps, "
-                f"{use.num_prefills} prefills, {use.mean_batch:.1f} decodes per step"
+                f"{use.num_prefills} prefills, {use.num_refreshes} refreshes within blocks, "
+                f"{use.mean_batch:.1f} decodes per step"
             )
     if result.pools["prefill"].num_workers:
         console.print(f"{result.num_overflows} prefills overflowed")

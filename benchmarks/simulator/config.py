@@ -27,6 +27,7 @@ class SimulatorConfig:
         routing: "hybrid", or "conditional" (Dynamo's conditional disaggregation, a baseline).
         kv_cache_tokens: of each worker; None: what the GPU's memory holds.
         max_prefill_tokens: of a prefill worker's step.
+        cache_policy, cache_refresh_interval: of every request, see `SamplingParams`.
         steps: how many forwards a block takes.
         rates: of the roofline.
         has_all_logits: see `Roofline`.
@@ -50,6 +51,8 @@ class SimulatorConfig:
     kv_cache_tokens: int | None = None
     max_num_seqs: int = 64
     max_prefill_tokens: int = 4096
+    cache_policy: str = "dual"
+    cache_refresh_interval: int | None = None
     steps: StepsPerBlock = Lognormal(16.0)
     rates: Efficiencies = Efficiencies()
     has_all_logits: bool = False
@@ -114,21 +117,22 @@ class SimulatorConfig:
 def calibrated(model: str, trace: str, **changes: Any) -> SimulatorConfig:
     """The paper's testbed (8 H100s) with the constants of the data file `calibration.yaml`.
 
-    On another GPU the KV pool is what its memory holds.
+    On another GPU the KV pool is what its memory holds, the constants are the H100's.
 
     Raises:
         ValueError: there are none for this model and trace, or see `SimulatorConfig`.
     """
-    of_model = hardware.read("calibration.yaml").get(model, {})
-    if trace == "common" or trace not in of_model:
+    of_model = hardware.read("calibration.yaml").get(model)
+    if of_model is None or trace not in of_model["steps_per_block"]:
         raise ValueError(f"no calibration of {model} on {trace}; see {hardware.DATA / 'calibration.yaml'}")
-    fitted = of_model[trace]
+    constants = of_model["h100"]
     if changes.get("gpu", "h100") != "h100":
         changes.setdefault("kv_cache_tokens", None)
     config = SimulatorConfig(
         model=model,
-        steps=Lognormal(fitted["steps_per_block"]),
-        rates=Efficiencies(overall=fitted["efficiency"]),
-        **of_model["common"],
+        steps=Lognormal(of_model["steps_per_block"][trace]),
+        rates=Efficiencies(overall=constants["efficiency"]),
+        hand_over_s=constants["hand_over_s"],
+        **of_model["prototype"],
     )
     return dataclasses.replace(config, **changes)

@@ -148,6 +148,9 @@ class Graph:
         for request in plan.prefills:
             name = request.request_id
             flight, is_done = flights[name], name in gone
+            if request.block.step > 1:  # a refresh in the middle of its block
+                self._denoised(flight, request, is_done, now)
+                continue
             self._frontier(flight, request, now)
             if is_done or flight.source is not None:
                 _add_seconds(flight, now)
@@ -156,14 +159,16 @@ class Graph:
                 self._say_done(flight)
         for request in plan.decodes:
             name = request.request_id
-            flight = flights[name]
-            self._frontier(flight, request, now)
-            if name in gone:
-                _add_seconds(flight, now)
-                self._say_done(flight)
+            self._denoised(flights[name], request, name in gone, now)
 
     def freed(self, flight: Flight) -> None:
         self._clock.after(self._timing.message_s("freed", flight), self._source_freed, flight)
+
+    def _denoised(self, flight: Flight, request: Request, is_done: bool, now: float) -> None:
+        self._frontier(flight, request, now)
+        if is_done:
+            _add_seconds(flight, now)
+            self._say_done(flight)
 
     def _say_done(self, flight: Flight) -> None:
         self._clock.after(self._timing.message_s("done", flight), self._done, flight)

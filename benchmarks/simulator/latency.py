@@ -15,12 +15,15 @@ _COLUMNS = ("num_decodes", "mean_context", "prefill_tokens", "seconds")
 
 
 class Latency(Protocol):
-    def step_s(self, prefills: Sequence[int], num_decodes: int, context_tokens: int) -> float:
+    def step_s(
+        self, prefills: Sequence[int], num_decodes: int, context_tokens: int, decode_tokens: int | None = None
+    ) -> float:
         """Seconds of one step.
 
         Args:
-            prefills: tokens of each.
+            prefills: tokens of each; refreshes in the middle of blocks are prefills, too.
             context_tokens: KV that the decodes read, in tokens, of all together.
+            decode_tokens: that the decodes compute, of all together; None: a block of each.
         """
         ...
 
@@ -81,17 +84,24 @@ class Roofline:
         padded = (GRAPH_BATCHES[bisect_left(GRAPH_BATCHES, batch)] for batch in range(GRAPH_BATCHES[-1] + 1))
         self._decode_only = [self._dense_s(batch * block_length, batch) for batch in padded]
 
-    def step_s(self, prefills: Sequence[int], num_decodes: int, context_tokens: int) -> float:
+    def step_s(
+        self, prefills: Sequence[int], num_decodes: int, context_tokens: int, decode_tokens: int | None = None
+    ) -> float:
+        """A step is a CUDA graph if it is decodes alone and each computes its block, no more and no less."""
         rates = self._rates
         num_requests = num_decodes + len(prefills)
         host_s = rates.step_s + rates.request_s * num_requests
-        attention_s = self._context * context_tokens
-        if not prefills:
-            return host_s + self._padded_s(num_decodes) + attention_s
+        blocks, per_token = self._block_length * num_decodes, self._context
+        if decode_tokens is None or decode_tokens == blocks:
+            if not prefills:
+                return host_s + self._padded_s(num_decodes) + per_token * context_tokens
+        else:
+            # As if each computed as many as the mean decode.
+            blocks, per_token = decode_tokens, max(self._kv, self._attention * decode_tokens / num_decodes)
         tokens = sum(prefills)
         squares = sum(length * length for length in prefills)
-        attention_s += max(self._attention * squares, self._kv * tokens)
-        gpu_s = self._dense_s(tokens + self._block_length * num_decodes, num_requests) + attention_s
+        attention_s = per_token * context_tokens + max(self._attention * squares, self._kv * tokens)
+        gpu_s = self._dense_s(tokens + blocks, num_requests) + attention_s
         return host_s + max(gpu_s, rates.launch_s)
 
     def _padded_s(self, num_decodes: int) -> float:
@@ -114,13 +124,18 @@ class Measured:
     Rows are steps of decodes alone or of one prefill alone. Between them it is linear (in the number of
     decodes, and in the context among rows of the same number), beyond them it goes on as between the last
     two. A mixed step is its prefills and its decodes one after the other, less what the line through the
-    decodes gives for none: weights are read and kernels launched once.
+    decodes gives for none: weights are read and kernels launched once. Decodes that compute more or fewer
+    tokens than a block each count as so many decodes as there are blocks in their tokens.
+
+    Args:
+        block_length: of the profile's decodes.
 
     Raises:
         ValueError: other columns, or fewer than two points of either kind.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, block_length: int = 32) -> None:
+        self._block_length = block_length
         with path.open(newline="") as file:
             try:
                 rows = [tuple(float(row[column]) for column in _COLUMNS) for row in csv.DictReader(file)]
@@ -136,15 +151,17 @@ class Measured:
             raise ValueError(f"{path}: expected two or more prefills and two or more batches of decodes")
 
     def __repr__(self) -> str:
-        return f"Measured({self._prefill!r}, {self._decode!r})"
+        return f"Measured({self._prefill!r}, {self._decode!r}, {self._block_length})"
 
-    def step_s(self, prefills: Sequence[int], num_decodes: int, context_tokens: int) -> float:
+    def step_s(
+        self, prefills: Sequence[int], num_decodes: int, context_tokens: int, decode_tokens: int | None = None
+    ) -> float:
         seconds = _linear(self._prefill, sum(prefills)) if prefills else 0.0
         if not num_decodes:
             return seconds
         context = context_tokens / num_decodes
         curve = [(n, _linear(by_context, context)) for n, by_context in self._decode]
-        seconds += _linear(curve, num_decodes)
+        seconds += _linear(curve, num_decodes if decode_tokens is None else decode_tokens / self._block_length)
         if prefills:
             seconds -= max(_linear(curve, 0), 0.0)
         return seconds

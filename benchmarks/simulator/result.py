@@ -35,6 +35,7 @@ class PoolUse:
 
     Attributes:
         utilization: part of the time spent in steps, the mean over the workers.
+        num_refreshes: prefills in the middle of blocks, which are not in num_prefills.
         mean_batch: decodes per step.
     """
 
@@ -43,6 +44,7 @@ class PoolUse:
     num_steps: int
     num_prefills: int
     num_prefill_tokens: int
+    num_refreshes: int
     mean_batch: float
 
 
@@ -174,5 +176,6 @@ def _use(workers: Sequence[SimWorker], duration_s: float) -> PoolUse:
         num_steps=num_steps,
         num_prefills=sum(worker.num_prefills for worker in workers),
         num_prefill_tokens=sum(worker.num_prefill_tokens for worker in workers),
+        num_refreshes=sum(worker.num_refreshes for worker in workers),
         mean_batch=sum(worker.num_decodes for worker in workers) / num_steps if num_steps else 0.0,
     )

@@ -33,7 +33,8 @@ def simulate(
         make_graph: takes what `Graph` takes; a variant of it.
 
     Raises:
-        ValueError: a request can never fit a worker, or the model of forwards per block cannot be: see `Lognormal`.
+        ValueError: a request can never fit a worker, the model of forwards per block cannot be (see `Lognormal`), or
+            there is no such cache policy or interval.
     """
     clock = Clock()
     trips = [_trip(config, workload, index, length) for index, length in enumerate(workload.lengths)]
@@ -63,7 +64,9 @@ def _trip(config: SimulatorConfig, workload: Workload, index: int, length: Lengt
     block_length, canvas_length = workload.block_length, workload.canvas_of(length)
     num_tokens = workload.num_tokens(length)
     end = num_tokens if workload.mode == "end of text" and num_tokens < canvas_length else None
-    params = _params(num_tokens if end is None else canvas_length, canvas_length, block_length, end is not None)
+    max_tokens = num_tokens if end is None else canvas_length
+    policy = config.cache_policy, config.cache_refresh_interval
+    params = _params(max_tokens, canvas_length, block_length, end is not None, *policy)
     num_blocks = -(-(num_tokens + (end is not None)) // block_length)
     steps = config.steps.draw(workload.seed, index, num_blocks, block_length)
     blocks: list[tuple[Commits, ...]] = [commits_of(num_steps, block_length) for num_steps in steps]
@@ -73,8 +76,17 @@ def _trip(config: SimulatorConfig, workload: Workload, index: int, length: Lengt
 
 
 @lru_cache(maxsize=4096)
-def _params(max_tokens: int, canvas_length: int, block_length: int, has_end: bool) -> SamplingParams:
-    return SamplingParams(max_tokens, canvas_length, block_length, stop_token_ids=(END_OF_TEXT,) if has_end else ())
+def _params(
+    max_tokens: int, canvas_length: int, block_length: int, has_end: bool, policy: str, interval: int | None
+) -> SamplingParams:
+    return SamplingParams(
+        max_tokens,
+        canvas_length,
+        block_length,
+        stop_token_ids=(END_OF_TEXT,) if has_end else (),
+        cache_policy=policy,
+        cache_refresh_interval=interval,
+    )
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from backend.core.queries import is_whole
 from backend.core.step import StepPlan
 from benchmarks.simulator.config import SimulatorConfig
 
@@ -50,14 +51,16 @@ class Modelled:
     def step_s(self, worker: SimWorker, plan: StepPlan) -> float:
         prefills = [request.sequence_length for request in plan.prefills]
         context = sum([request.sequence_length for request in plan.decodes])
-        seconds = self._step_s(prefills, len(plan.decodes), context)
+        seconds = self._step_s(prefills, len(plan.decodes), context, plan.decode_tokens)
         return seconds + self._config.hand_over_s * len(prefills) if worker.is_prefill else seconds
 
     def message_s(self, message: Message, flight: Flight) -> float:
         return self._config.hop_s
 
     def transfer_s(self, flight: Flight) -> float:
-        return self._config.transfer_latency_s(flight.num_tokens)
+        """Of KV that the next step computes anew, one page is read: its source then hears that it may free all."""
+        is_unused = is_whole(flight.request, logits_shift=0)
+        return self._config.transfer_latency_s(self._config.page_size if is_unused else flight.num_tokens)
 
     def read_s(self, flight: Flight) -> float:
         return self.transfer_s(flight) + self._config.hop_s

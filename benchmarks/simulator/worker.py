@@ -41,6 +41,7 @@ class SimWorker:
     Attributes:
         busy_s: spent in steps.
         num_decodes: summed over steps.
+        num_refreshes: prefills in the middle of blocks, which the others do not count.
     """
 
     def __init__(
@@ -68,7 +69,8 @@ class SimWorker:
         self._asked: list[tuple[Callable[[Flight], None], Flight]] = []
         self._is_awake = False
         self.busy_s = 0.0
-        self.num_steps = self.num_decodes = self.num_prefills = self.num_prefill_tokens = 0
+        self.num_steps = self.num_decodes = 0
+        self.num_prefills = self.num_prefill_tokens = self.num_refreshes = 0
 
     def add(self, flight: Flight) -> None:
         """A block comes to be prefilled, or to be denoised once its KV has been read."""
@@ -108,12 +110,15 @@ class SimWorker:
     def _step_ended(self, plan: StepPlan, started_s: float) -> None:
         flights = self._flights
         for request in plan.prefills:
+            if request.block.step:  # in the middle of its block
+                self.num_refreshes += 1
+                continue
             flight = flights[request.request_id]
             flight.started_s, flight.ready_s = started_s, self._clock.now
+            self.num_prefills += 1
             self.num_prefill_tokens += request.sequence_length
         self.num_steps += 1
         self.num_decodes += len(plan.decodes)
-        self.num_prefills += len(plan.prefills)
         commits = [flights[r.request_id].steps[r.block.step] for r in (*plan.prefills, *plan.decodes)]
         left = self.scheduler.update(plan, StepResult(commits))
         self._listener.stepped(plan, left)

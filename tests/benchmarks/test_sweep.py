@@ -13,6 +13,7 @@ import pytest
 from benchmarks import sweep
 from benchmarks.live_graph import GraphFailed
 from benchmarks.scrape import Sample
+from benchmarks.simulator.denoising import Recorded
 from tests.benchmarks.fake_openai import FakeOpenAI
 
 
@@ -27,6 +28,8 @@ class FakeGraph:
         assert folder.is_dir() and "--max-queued-tokens=100000000" in arguments
         self.started.append(arguments[0])
         self._scrapes = 0
+        self._steps = next(Path(flag.partition("=")[2]) for flag in arguments if flag.startswith("--steps-file="))
+        self._steps.write_text("request,num_steps\nwarm-up,4\n")
 
     def __enter__(self) -> FakeGraph:
         self._stopped, ready = threading.Event(), threading.Event()
@@ -48,6 +51,8 @@ class FakeGraph:
 
     def metrics(self) -> dict[Sample, float]:
         self._scrapes += 1
+        with self._steps.open("a") as file:
+            file.write(f"{self._scrapes},7\n")
         decode = (("phase", "decode"),)
         return {
             ("sangam_router_phase_seconds_sum", decode): 0.5 * self._scrapes,
@@ -78,6 +83,9 @@ def test_a_sweep_measures_every_variant_and_writes_it_down(tmp_path: Path, capsy
     report = (tmp_path / "report.md").read_text()
     assert "| 20   | colocated |" in report and report in capsys.readouterr().out
     assert (tmp_path / "latency.png").exists()
+    steps = sorted((tmp_path / "steps").iterdir())
+    assert [path.name for path in steps] == [f"{v}-{r}-1.csv" for v in ("colocated", "hybrid") for r in (20, 40)]
+    assert list(Recorded(steps[0]).draw(1, 0, 2, 32)) == [7, 7], "without the warm-up's"
 
 
 def test_a_graph_that_fails_ends_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ async def completes(request: Request) -> AsyncGenerator[BlockNews]:
     yield BlockNews(())
     yield BlockNews(tokens[:5])
     await asyncio.sleep(0)
-    yield BlockNews(tokens[5:], True)
+    yield BlockNews(tokens[5:], True, num_steps=9)
 
 
 class FakeKV:

@@ -49,6 +49,7 @@ def test_a_block_is_prefilled_on_one_worker_and_denoised_on_another() -> None:
         assert asked.block.committed_prefix() == tokens(asked)
         assert asked.status is RequestStatus.DENOISING and trip.route is RouteKind.PREFILL
         assert (trip.seconds["prefill_queue"], trip.seconds["prefill"]) >= (0.5, 0.25)
+        assert trip.num_steps == [9], "of who denoised it, once"
         sent = colocated.calls[0][1]
         assert sent["held"]["key"] == prefill.calls[0][1]["request_id"] == sent["request_id"]
         assert router.num_prefills == {("arrival", "prefill"): 1} and router.num_retries == 0

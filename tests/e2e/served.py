@@ -73,13 +73,14 @@ class Served:
         self.graph = graph
         self._output = folder / "output"
         self.logs = folder / "logs"
+        self.steps_file = folder / "steps.csv"
         http, grpc = _free_ports(2)
         self.url, self.grpc = f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"
         command = [sys.executable, "-m", "graphs", "serve", graph, f"--model={model}"]
         command += [f"--served-model-name={MODEL_NAME}", f"--http-port={http}", f"--grpc-port={grpc}"]
         # What `sangam serve` writes down of what runs stays here, too.
         self.environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
-        command += [f"--log-dir={self.logs}", *flags]
+        command += [f"--log-dir={self.logs}", f"--steps-file={self.steps_file}", *flags]
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=output, env=self.environment)
         self._status_urls: dict[str, str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import os
 import random
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.simulator.denoising import Recorded
 from tests.e2e.conftest import HYBRID, WORKER_TIMEOUT_S
 from tests.e2e.questions import Question, mixed
 from tests.e2e.reference import Reference
@@ -52,6 +54,28 @@ def test_200_at_once_through_prefill_workers_and_a_decode_worker(
     assert router['sangam_router_prefills_total{cause="refresh",route="prefill"}'] > 100
     for worker in graph.workers("prefill_worker"):
         assert graph.metrics(worker)["sangam_worker_num_prefill_tokens_total"] > 0, "both have worked"
+
+
+def test_forwards_per_block_are_written_down(hybrid_graph: Served, chaotic_reference: Reference) -> None:
+    """Of blocks that two workers have shared, too; as the simulator reads them."""
+    question = Question("count from 5 to 70", 100, {"confidence_threshold": 0.3})
+    expected = question.expected(chaotic_reference)
+    num_answers = 4
+    assert together(*[question.by_http(hybrid_graph)] * num_answers) == [expected] * num_answers
+
+    def of_requests() -> list[list[int]]:
+        with hybrid_graph.steps_file.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        return [
+            [int(row["num_steps"]) for row in group] for _, group in itertools.groupby(rows, lambda row: row["request"])
+        ]
+
+    wait_until(lambda: len(of_requests()) >= num_answers, "the last answer's row")
+    *_, last = recorded = of_requests()[-num_answers:]
+    num_steps = chaotic_reference.chat("count from 5 to 70", 100, confidence_threshold=0.3).num_steps
+    assert recorded == [last] * num_answers and len(last) == 4 and sum(last) == num_steps
+    assert len(set(last)) > 1, "a model that takes the same for each would show nothing"
+    assert list(Recorded(hybrid_graph.steps_file).draw(1, 0, 4, 32))
 
 
 def test_kv_that_the_next_step_computes_anew_is_not_read(

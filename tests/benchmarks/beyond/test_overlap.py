@@ -6,6 +6,8 @@ from typing import Any, cast
 
 import pytest
 
+from backend.core.request import Request
+from backend.core.sampling_params import SamplingParams
 from benchmarks.beyond.overlap import Overlap, Overlapped
 from benchmarks.simulator.config import calibrated
 from benchmarks.simulator.simulate import simulate
@@ -13,7 +15,8 @@ from benchmarks.simulator.timing import Modelled
 from benchmarks.simulator.workload import draw
 
 CONFIG = calibrated("llada-8b", "sharegpt", num_prefill=1, num_colocated=1)
-FLIGHT = cast(Any, SimpleNamespace(num_tokens=1819))
+HANDED_OVER = Request("r/0.1", (1,) * 1307, SamplingParams(512, 512), 0.0, prefilled=[(0, 1)])
+FLIGHT = cast(Any, SimpleNamespace(num_tokens=1819, request=HANDED_OVER))
 
 
 def test_one_layer_is_left_of_a_transfer_that_is_faster_than_its_prefill() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.paper import one_at_a_time
 from benchmarks.paper import quantities as q
-from benchmarks.paper.points import LLADA_ARXIV, LLADA_SHAREGPT, PAIRS, Point, colocated, common_efficiency, workload
+from benchmarks.paper.points import LLADA_ARXIV, LLADA_SHAREGPT, PAIRS, Point, colocated, workload
 from benchmarks.paper.quantities import Measure, NotRun, request_like
 from benchmarks.simulator.simulate import simulate
 from tests.benchmarks.paper.canned import seeded
@@ -53,11 +53,11 @@ def test_one_at_a_time_queues_in_order_of_arrival() -> None:
     np.testing.assert_allclose(np.diff(finished), alone[1:], rtol=1e-9)
 
 
-def test_one_efficiency_lies_between_the_fitted_ones() -> None:
-    for pair in PAIRS:
-        common = Point(pair, colocated(), 1.0, "one efficiency per model").config.rates.overall
-        assert common == common_efficiency(pair.model)
-    assert 0.744 < common_efficiency("llada-8b") < 0.776
+def test_a_model_has_one_efficiency_and_its_traces_their_forwards() -> None:
+    for model in {pair.model for pair in PAIRS}:
+        configs = [Point(pair, colocated(), 1.0).config for pair in PAIRS if pair.model == model]
+        assert len({config.rates for config in configs}) == len({config.hand_over_s for config in configs}) == 1
+        assert len({config.steps for config in configs}) == len(configs) == 2
 
 
 def test_no_hand_over_cost_changes_nothing_else() -> None:

@@ -33,8 +33,12 @@ from components.protocol import BlockNews, HeldKV, read_dispatch
 from components.runtime import Context, Message
 from tests.components.fakes import COLOCATED, PREFILL, FakeBus, FakeContext, report
 
-Step = tuple[tuple[str, ...], tuple[str, ...]]
-"""Names of a step's prefills and of its decodes."""
+Step = tuple[tuple[str, ...], tuple[str, ...], int]
+"""Names of a step's prefills and of its decodes, and the tokens that these compute."""
+
+
+def step_of(plan: StepPlan) -> Step:
+    return tuple(r.request_id for r in plan.prefills), tuple(r.request_id for r in plan.decodes), plan.decode_tokens
 
 
 @dataclass
@@ -106,8 +110,7 @@ class RecordedEngine(Engine):
         recorder.turns[self._worker].append(turn)
         output = super().step(*arguments)
         if output is not None:
-            plan = output.plan
-            turn.step = tuple(r.request_id for r in plan.prefills), tuple(r.request_id for r in plan.decodes)
+            turn.step = step_of(output.plan)
             turn.ended_s = recorder.now()
         return output
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from benchmarks.simulator.graph import Graph
 from benchmarks.simulator.timing import Message
 from benchmarks.simulator.worker import SimWorker
 from components.config import DEMO_MODELS
-from tests.benchmarks.simulator.recording import Recorder, Step, record
+from tests.benchmarks.simulator.recording import Recorder, Step, record, step_of
 
 NUM_REQUESTS = 40
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -48,7 +49,18 @@ def configured(name: str) -> SimulatorConfig:
     return SimulatorConfig(**{**defaults, **CONFIGS[name]})
 
 
-def asked() -> list[Request]:
+CACHE_POLICIES: tuple[dict[str, Any], ...] = (
+    {"cache_policy": "none"},
+    {"cache_policy": "prefix"},
+    {"cache_policy": "dual", "cache_refresh_interval": 3},
+    {"cache_policy": "prefix", "cache_refresh_interval": 5},
+    {"cache_policy": "dkv-decode"},
+    {"cache_policy": "dkv-prefill"},
+    {"cache_policy": "dual"},
+)
+
+
+def asked(policies: Sequence[dict[str, Any]]) -> list[Request]:
     """Questions that the demonstration model knows, of one block and of several, in few steps and in many."""
     rng, tokenizer = random.Random(5), WordTokenizer()
     requests = []
@@ -60,6 +72,7 @@ def asked() -> list[Request]:
             unmasking="quota",
             steps_per_block=rng.choice((1, 4, 12)),
             stop_token_ids=(tokenizer.end,),
+            **policies[number % len(policies)],
         )
         example = TASKS[task](rng, rng.uniform(0.5, 1.0))
         requests.append(Request(f"r{number}", tokenizer.prompt(example), params, 0.0))
@@ -88,12 +101,12 @@ class Replay:
         return self._until(turns[turn].began_s) if turn < len(turns) else 0.0  # it was told to stop
 
     def step_s(self, worker: SimWorker, plan: StepPlan) -> float:
-        names = tuple(r.request_id for r in plan.prefills), tuple(r.request_id for r in plan.decodes)
-        self.steps[worker.worker_id].append(names)
+        step = step_of(plan)
+        self.steps[worker.worker_id].append(step)
         turn = self._recorder.turns[worker.worker_id][self._turn[worker.worker_id]]
-        if turn.step != names and not self.num_overlaps:
+        if turn.step != step and not self.num_overlaps:
             number = len(self.steps[worker.worker_id])
-            pytest.fail(f"worker {worker.worker_id}, step {number}: {names} in place of {turn.step}")
+            pytest.fail(f"worker {worker.worker_id}, step {number}: {step} in place of {turn.step}")
         return self._until(turn.ended_s)
 
     def message_s(self, message: Message, flight: Flight) -> float:
@@ -139,10 +152,23 @@ def model() -> Transformer:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_simulation_decides_as_the_recorded_run_did(model: Transformer, name: str) -> None:
-    config = configured(name)
+    compare(model, configured(name), [{}])
+
+
+@pytest.mark.parametrize("name", ["colocated", "hybrid, little memory"])
+def test_so_it_does_with_every_cache_policy_at_once(model: Transformer, name: str) -> None:
+    steps = compare(model, configured(name), CACHE_POLICIES)
+    seen = [block for prefills, _, _ in steps for block in prefills]
+    assert len(seen) > len(set(seen)) + NUM_REQUESTS, "blocks were prefilled again in the middle"
+    tokens_of_one = {num_tokens for _, decodes, num_tokens in steps if len(decodes) == 1}
+    assert len(tokens_of_one) > 4, "decodes computed more than their block"
+
+
+def compare(model: Transformer, config: SimulatorConfig, policies: Sequence[dict[str, Any]]) -> list[Step]:
+    """All steps."""
     rng = random.Random(7)
     for _ in range(5):  # a record whose stamps contradict each other says nothing: it is made again
-        requests = asked()
+        requests = asked(policies)
         gaps_s = [0.0 if number % 5 else rng.expovariate(1 / 0.02) for number in range(NUM_REQUESTS)]
         recorder, answers = asyncio.run(asyncio.wait_for(record(model, config, requests, gaps_s), 60))
         replay, trips = simulated(config, recorder, requests)
@@ -155,5 +181,6 @@ def test_a_simulation_decides_as_the_recorded_run_did(model: Transformer, name: 
     assert replay.placed == recorder.placed
     assert [trip.num_tokens for trip in trips] == [len(answer) for answer in answers]
     # It was worth comparing: requests shared steps, and waited for each other.
-    sizes = [len(prefills) + len(decodes) for steps in live.values() for prefills, decodes in steps]
+    sizes = [len(prefills) + len(decodes) for steps in live.values() for prefills, decodes, _ in steps]
     assert len(sizes) > 50 and max(sizes) >= 2
+    return [step for steps in live.values() for step in steps]

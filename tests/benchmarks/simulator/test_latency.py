@@ -51,6 +51,16 @@ def test_decodes_alone_are_padded_to_the_batch_of_a_cuda_graph() -> None:
     assert latency.step_s((16,), 1, 0) >= Efficiencies().launch_s > latency.step_s((), 2, 0)
 
 
+def test_decodes_that_compute_more_than_their_block_take_longer() -> None:
+    latency, rates = roofline(), Efficiencies()
+    one_block, suffix, whole = (latency.step_s((), 2, 2000, tokens) for tokens in (64, 600, 2000))
+    assert one_block == latency.step_s((), 2, 2000) < suffix < whole
+    # Two that compute all they have are two prefills, but for the KV that these only write.
+    assert whole == pytest.approx(latency.step_s((1000, 1000), 0, 0), rel=1e-3)
+    # No graph was captured for a few tokens more.
+    assert latency.step_s((), 2, 2000, 66) >= rates.launch_s + rates.step_s + 2 * rates.request_s > one_block
+
+
 def test_memory_bounds_the_kv_cache() -> None:
     assert kv_cache_tokens(models()["llada-8b"], gpus()["h100"], 16) == 99123 // 16 * 16
     assert kv_cache_tokens(models()["dream-7b"], gpus()["h200"], 16) == 1877605 // 16 * 16
@@ -70,6 +80,7 @@ def test_measured_steps_are_joined_by_lines(tmp_path: Path) -> None:
     assert latency.step_s((), 5, 5 * 1000) == pytest.approx(0.018)
     assert latency.step_s((2000, 500), 0, 0) == pytest.approx(0.075)
     assert latency.step_s((2000,), 3, 3000) == pytest.approx(0.060 + 0.014 - 0.008)
+    assert latency.step_s((), 1, 1000, 96) == pytest.approx(0.014), "as three of a block each"
 
 
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", "num_decodes,mean_context,prefill_tokens,seconds\n1,1000,0,0.01\n"])

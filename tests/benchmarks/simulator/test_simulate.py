@@ -85,6 +85,45 @@ def test_a_block_handed_over_takes_its_transfer_and_one_more_message_each_way() 
     assert result.latency.mean == pytest.approx(prefill + kv_s + 15 * decode + 4 * config.hop_s)
 
 
+@pytest.mark.parametrize(
+    ("policy", "interval", "num_refreshes", "tokens"),
+    [("none", None, 15, 0), ("prefix", None, 0, 1024), ("dual", 5, 3, 32), ("prefix", 8, 1, 1024), ("dual", 0, 0, 32)],
+)
+def test_a_block_takes_what_its_cache_policy_computes(
+    policy: str, interval: int | None, num_refreshes: int, tokens: int
+) -> None:
+    config = of("colocated", steps=SIXTEEN, cache_policy=policy, cache_refresh_interval=interval)
+    latency = config.step_latency(32)
+    result = simulate(config, one(32))
+    prefill, decode = latency.step_s((2024,), 0, 0), latency.step_s((), 1, 2024, tokens)
+    rest = num_refreshes * prefill + (15 - num_refreshes) * decode
+    assert phases(result) == pytest.approx([0, prefill, 0, 0, rest])
+    use = result.pools["colocated"]
+    assert (use.num_prefills, use.num_refreshes) == (1, num_refreshes)
+
+
+def test_kv_that_the_next_step_computes_anew_is_not_read() -> None:
+    config = of("hybrid", steps=SIXTEEN, cache_policy="none")
+    result = simulate(config, one(32))
+    assert phases(result)[3] == pytest.approx(config.transfer_s + 16 * 524288 / 200e9)
+    prefill, decode = result.pools["prefill"], result.pools["colocated"]
+    assert (prefill.num_prefills, prefill.num_refreshes, decode.num_prefills, decode.num_refreshes) == (1, 0, 0, 15)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("policy", ["none", "prefix", "dkv-decode", "dkv-prefill"])
+def test_every_cache_policy_gives_every_answer(graph: str, policy: str) -> None:
+    workload = draw("sharegpt", 30, 3, qps=1.0)
+    result = simulate(of(graph, cache_policy=policy), workload)
+    assert result.requests["num_steps"].tolist() == simulate(of(graph), workload).requests["num_steps"].tolist()
+    assert result.latency.mean > simulate(of(graph), workload).latency.mean
+
+
+def test_a_policy_that_has_to_know_what_is_committed_is_refused() -> None:
+    with pytest.raises(ValueError, match="dkv-greedy"):
+        simulate(of("colocated", cache_policy="dkv-greedy"), one(32))
+
+
 def test_a_block_that_its_prefill_finishes_is_not_handed_over() -> None:
     result = simulate(of("hybrid", steps=Lognormal(1.0001, 0.0, 0.0)), one(64))
     _, prefill, *rest = phases(result)
@@ -107,7 +146,7 @@ def test_in_a_closed_loop_each_client_asks_when_it_has_its_answer() -> None:
     result = simulate(of("colocated"), workload)
     due, finished = (result.requests["due_s"], result.requests["due_s"] + result.requests["latency_s"])
     assert (due[:4] == 0).all()
-    assert sorted(due[4:]) == sorted(finished)[:36]
+    assert sorted(due[4:]) == pytest.approx(sorted(finished)[:36])
 
 
 def test_past_the_prefill_pools_capacity_overflow_shortens_the_queue() -> None:
