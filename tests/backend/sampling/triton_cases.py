@@ -143,6 +143,7 @@ def test_many_tiles_long_blocks_and_padded_columns(dtype: torch.dtype, vocab_siz
         {"unmasking": "threshold", "confidence_threshold": 0.05},
         {"unmasking": "factor", "factor": 2.6, "temperature": 1.0},
         {"unmasking": "entropy", "steps_per_block": 20},
+        {"unmasking": "threshold", "confidence_threshold": 0.0, "temperature": 1.5},  # shows all that is drawn
     ]
     both = Both([request(70, done, **one) for one in options], 70, vocab_size, vocab_size - 1, tile)
     place = both.candidates()
