@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.timeout(400)  # the interpreter runs a kernel's programs one after the other
 CASES = "tests/backend/sampling/triton_cases.py"
 
 
