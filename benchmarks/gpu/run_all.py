@@ -121,7 +121,9 @@ class Run:
 
     def checks(self) -> None:
         """Part 1."""
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-W", "default", "tests/backend"]
+        # A machine without a network may lack what other tests import.
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-W", "default"]
+        command += ["--continue-on-collection-errors", "tests/backend"]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=max(self.left_s - 60, 10))
         self.note("checks", exit_code=ran.returncode, output=ran.stdout[-6000:] + ran.stderr[-2000:])
 
