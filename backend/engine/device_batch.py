@@ -27,11 +27,12 @@ class Row:
         kv: where the sequence's KV lies.
         start, end: the block's absolute positions.
         query_end: where the positions end that a denoising step computes; they start at the block.
+        fits: whether the device unmasks it; otherwise the host does.
     """
 
-    def __init__(self, request: Request, seat: int, cache: KVCache) -> None:
+    def __init__(self, request: Request, seat: int, cache: KVCache, fits: bool) -> None:
         self.block: Block = request.block
-        self.seat = seat
+        self.seat, self.fits = seat, fits
         self.kv = PagedSequence(cache, request.pages, request.sequence_length)
         self.start, self.end = request.block_start, request.block_start + request.block.length
         is_block = request.params.policy.recompute is Recompute.BLOCK

@@ -98,7 +98,8 @@ class DeviceRunner:
         """Whether this can run `plan`. The tokens of requests that do not fit a seat are chosen on the host."""
         requests = (*plan.prefills, *plan.decodes)
         return len(requests) <= self.max_num_seqs and all(
-            is_steady(request) and request.block.length <= LONGEST_BLOCK for request in requests
+            request.block in self._rows or (is_steady(request) and request.block.length <= LONGEST_BLOCK)
+            for request in requests
         )
 
     def forget(self, requests: Sequence[Request]) -> None:
@@ -131,7 +132,7 @@ class DeviceRunner:
             commits = self.unmasker.run(logits, place, batch.seat_of, self.seats)
             first_rows, begins = batch.first_rows, batch.begins
         download = Download(commits)
-        others = {i: request for i, request in enumerate(requests) if not self.seats.fits(request)}
+        others = {i: request for i, (request, row) in enumerate(zip(requests, rows, strict=True)) if not row.fits}
         chosen = None
         if others:
             config = self.model.config
@@ -152,21 +153,22 @@ class DeviceRunner:
         """The row of each request; blocks that have none yet get a seat, with what is known of them."""
         known = {request.block: row for request in requests if (row := self._rows.pop(request.block, None))}
         self._rows.update(known)
-        new: list[Request] = []
-        others: list[int] = []
+        rows: list[Row] = []
+        taken: list[tuple[int, Request]] = []
         for request in requests:
-            if request.block not in known:
-                self._rows[request.block] = Row(request, self._seat(), self.cache)
-            if not self.seats.fits(request):
-                others.append(self._rows[request.block].seat)
-                new.append(request)  # its tokens come from the host, every time
-            elif request.block not in known:
-                new.append(request)
-        if new:
-            self.seats.take([self._rows[request.block].seat for request in new], new)
-        if others:
+            row = known.get(request.block)
+            if row is None:
+                row = Row(request, self._seat(), self.cache, self.seats.fits(request))
+                self._rows[request.block] = row
+                taken.append((row.seat, request))
+            elif not row.fits:
+                taken.append((row.seat, request))  # its tokens come from the host, every time
+            rows.append(row)
+        if taken:
+            self.seats.take([seat for seat, _ in taken], [request for _, request in taken])
+        if others := [row.seat for row in rows if not row.fits]:
             self.seats.leave(others)
-        return [self._rows[request.block] for request in requests]
+        return rows
 
     def _seat(self) -> int:
         if not self._free_seats:
