@@ -113,7 +113,7 @@ def markdown(baseline: Baseline, costs: Sequence[Sequence[Cost]]) -> str:
         first = repeats[0]
         cells = (
             _range([1e6 * cost.block_s for cost in repeats], ".0f"),
-            _range([100 * cost.cores for cost in repeats], ".2g"),
+            _range([100 * cost.cores for cost in repeats], ".3g"),
             _range([cost.max_workers for cost in repeats], ",.0f"),
         )
         lines.append(
