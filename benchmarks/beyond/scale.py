@@ -31,14 +31,20 @@ DURATION_S = 100.0
 HYBRID = BASELINES[1]
 
 
-def run_of(baseline: Baseline, num_workers: int, seed: int, routers: SeveralRouters | None = None) -> Run:
-    """The baseline's split and its load per worker at the knee, on more workers."""
+def run_of(
+    baseline: Baseline,
+    num_workers: int,
+    seed: int,
+    routers: SeveralRouters | None = None,
+    duration_s: float | None = None,
+) -> Run:
+    """The baseline's split and its load per worker at the knee, on more workers; for `DURATION_S` unless told."""
     num_prefill = baseline.num_prefill * num_workers // 8
     config = calibrated(
         baseline.model, baseline.trace, num_prefill=num_prefill, num_colocated=num_workers - num_prefill
     )
     qps = baseline.knee * num_workers / 8
-    run = Run(config, draw(baseline.trace, round(qps * DURATION_S), seed, qps=qps))
+    run = Run(config, draw(baseline.trace, round(qps * (duration_s or DURATION_S)), seed, qps=qps))
     return replace(run, make_graph=routers) if routers else run
 
 
