@@ -52,8 +52,14 @@ def _busy(graph: Served) -> list[str]:
 
 
 def _wait_for_busy(graph: Served) -> str:
-    wait_until(lambda: bool(_busy(graph)), "a worker with work")
-    return _busy(graph)[0]
+    seen: list[str] = []  # between two blocks none has any
+
+    def is_busy() -> bool:
+        seen[:] = _busy(graph)
+        return bool(seen)
+
+    wait_until(is_busy, "a worker with work")
+    return seen[0]
 
 
 def _num_retries(graph: Served) -> float:
