@@ -102,7 +102,9 @@ class WorkerConfig(CommonConfig):
 class ColocatedWorkerConfig(WorkerConfig):
     """A colocated worker: prefills and denoises under the token budget; reads KV that prefill workers made."""
 
-    token_budget: int = Field(2048, ge=1, description="tau of Algorithm 1, tokens per step")
+    token_budget: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        2048, description="tau of Algorithm 1, tokens per step; auto: prefills are admitted by what steps cost"
+    )
     max_num_seqs: int = Field(64, ge=1, description="requests denoised together")
     kv_transfer_timeout_s: float = Field(10.0, gt=0, description="deadline of one KV transfer; then prefilled anew")
 
@@ -196,11 +198,17 @@ def _kind(field: FieldInfo) -> dict[str, Any]:
     annotation = field.annotation
     if typing.get_origin(annotation) is Literal:
         return {"choices": typing.get_args(annotation), "metavar": None}
+    if Literal["auto"] in typing.get_args(annotation):
+        return {"type": _int_or_auto}
     if isinstance(annotation, types.UnionType):
         annotation = typing.get_args(annotation)[0]
     if annotation is bool:
         return {"choices": ("true", "false"), "metavar": None}
     return {"type": annotation}
+
+
+def _int_or_auto(text: str) -> int | str:
+    return text if text == "auto" else int(text)
 
 
 def from_command_line(section: str, schema: type[ConfigT], argv: Sequence[str] | None = None) -> ConfigT:

@@ -44,7 +44,7 @@ def budgets(configs: Sequence[SimulatorConfig]) -> list[SimulatorConfig]:
     return [
         replace(config, token_budget=tau)
         for config in configs
-        for tau in sorted(TOKEN_BUDGETS, key=lambda tau: abs(math.log(tau / config.token_budget)))
+        for tau in sorted(TOKEN_BUDGETS, key=lambda tau: abs(math.log(tau / int(config.token_budget))))
     ]
 
 

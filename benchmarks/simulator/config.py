@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from backend.core.routing import ConditionalPolicy, HybridPolicy, Policy
 from benchmarks.simulator import hardware
@@ -22,7 +22,7 @@ class SimulatorConfig:
 
     Attributes:
         model, gpu: names in the data files.
-        token_budget: tau of Algorithm 1.
+        token_budget: tau of Algorithm 1, or "auto".
         overflow_threshold: theta of Algorithm 2.
         routing: "hybrid", or "conditional" (Dynamo's conditional disaggregation, a baseline).
         kv_cache_tokens: of each worker; None: what the GPU's memory holds.
@@ -41,7 +41,7 @@ class SimulatorConfig:
     gpu: str = "h100"
     num_prefill: int = 0
     num_colocated: int = 8
-    token_budget: int = 1024
+    token_budget: int | Literal["auto"] = 1024
     overflow_threshold: float = 8192
     routing: str = "hybrid"
     max_local_prefill_length: int = 512
