@@ -74,8 +74,10 @@ class RouterConfig(CommonConfig):
     routing: Literal["hybrid", "conditional"] = Field(
         "hybrid", description="Algorithm 2, or Dynamo's conditional disaggregation (a baseline)"
     )
-    overflow_threshold: float = Field(
-        8192, gt=0, description="theta of Algorithm 2 in tokens; inf: prefills never overflow (disaggregated)"
+    overflow_threshold: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+        8192.0,
+        description="theta of Algorithm 2 in tokens; inf: prefills never overflow (disaggregated); "
+        "auto: by what an overflow costs",
     )
     max_local_prefill_length: int = Field(
         512, ge=0, description="conditional: prompts up to this many tokens are prefilled where they are denoised"
@@ -199,7 +201,7 @@ def _kind(field: FieldInfo) -> dict[str, Any]:
     if typing.get_origin(annotation) is Literal:
         return {"choices": typing.get_args(annotation), "metavar": None}
     if Literal["auto"] in typing.get_args(annotation):
-        return {"type": _int_or_auto}
+        return {"type": _number_or_auto}
     if isinstance(annotation, types.UnionType):
         annotation = typing.get_args(annotation)[0]
     if annotation is bool:
@@ -207,8 +209,8 @@ def _kind(field: FieldInfo) -> dict[str, Any]:
     return {"type": annotation}
 
 
-def _int_or_auto(text: str) -> int | str:
-    return text if text == "auto" else int(text)
+def _number_or_auto(text: str) -> float | str:
+    return text if text == "auto" else int(text) if text.isdecimal() else float(text)
 
 
 def from_command_line(section: str, schema: type[ConfigT], argv: Sequence[str] | None = None) -> ConfigT:

@@ -21,10 +21,10 @@ class AutoBudget:
     A prefill waits while `max_older` older requests denoise here; it never waits for younger ones. All
     work has to be done some time. What can be chosen is how many requests share the worker: a step
     has a cost that they divide among them (weights are read, kernels launched), to ever less effect,
-    and each of them holds up the others, the oldest too, which are the tail. With a fixed cost of `a`
-    seconds, one more beside `n` saves `a / (n * (n + 1))` of each decode, about `a / n**2`. While `d`
-    decodes took the worker `t` seconds, prefills included, that is `a * d / t / n**2` of all work;
-    `max_older` is the `n` at which it falls to `LEAST_SAVING`.
+    and each of them holds up the others, the oldest too, which are the tail. With such a cost of `a`
+    seconds, one more beside `n` saves some `a / n**2` seconds of each decode. Where `d` decodes took
+    the worker `t` seconds, prefills included, that is `a * d / t / n**2` of all work; `max_older` is
+    the `n` at which it falls to `LEAST_SAVING`. All of this is measured, none of it configured.
 
     One prefill a step, small ones excepted: decodes ride along for less than in a step of their own.
 

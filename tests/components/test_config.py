@@ -57,6 +57,12 @@ def test_a_token_budget_is_a_number_or_auto(given: str, tmp_path: Path) -> None:
     assert from_command_line("colocated_worker", ColocatedWorkerConfig, ["--token-budget", given]) == worker
 
 
+@pytest.mark.parametrize("given", ["auto", "64", "inf"])
+def test_an_overflow_threshold_is_a_number_or_auto(given: str) -> None:
+    config = from_command_line("router", RouterConfig, ["--overflow-threshold", given])
+    assert config.overflow_threshold == (given if given == "auto" else float(given))
+
+
 @pytest.mark.parametrize("wrong", ["0", "automatic", "1.5"])
 def test_a_token_budget_that_is_neither(wrong: str, tmp_path: Path) -> None:
     path = tmp_path / "graph.yaml"

@@ -5,6 +5,7 @@ from typing import Literal
 
 import pytest
 
+from backend.core.auto_threshold import AutoHybridPolicy
 from backend.core.request import RequestStatus
 from backend.core.routing import ColocatedPolicy, ConditionalPolicy, HybridPolicy, Policy, RouteKind
 from tests.backend.core.simulation import Answer, Graph
@@ -12,6 +13,7 @@ from tests.backend.core.simulation import Answer, Graph
 NUM_REQUESTS = 40
 POLICIES: dict[str, Policy] = {
     "hybrid": HybridPolicy(40),
+    "hybrid, auto": AutoHybridPolicy(),
     "disaggregated": HybridPolicy(inf),
     "conditional": ConditionalPolicy(10, 4),
     "colocated": ColocatedPolicy(),
