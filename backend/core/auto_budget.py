@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-LEAST_SAVING = 0.015
+LEAST_SAVING = 0.02
 """The part of the work that one more request at once has to save. Chosen on the simulator."""
 
 JOINED_TOKENS = 512

@@ -7,7 +7,7 @@ import math
 from backend.core.routing import HybridPolicy, Prefill, Route
 from backend.core.worker_pool import WorkerPool
 
-DECODE_SHARE = 0.5
+DECODE_SHARE = 0.7
 """A prefill that queues delays, besides itself, those that come while it waits. Chosen on the simulator."""
 
 

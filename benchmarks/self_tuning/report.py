@@ -28,13 +28,22 @@ def by_case(rows: Sequence[Row], comparison: Comparison) -> str:
 
 
 def by_value(rows: Sequence[Row], comparison: Comparison) -> str:
-    """What each value costs against the best of each load: the worst load, and the mean over loads."""
-    lines = [f"| {comparison.symbol} | mean: worst | all | p99: worst | all |", "|---|---|---|---|---|"]
+    """What each value costs against the best of each load: the worst load, and all; and against auto."""
+    lines = [
+        f"| {comparison.symbol} | mean: worst | all | p99: worst | all | auto is better in both | worse in both |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for value in comparison.values:
         cells = []
         for metric in METRICS:
             ratios = [row.ratio(value) for row in rows if row.metric == metric]
             cells += [f"{max(ratios):.3f}", f"{geometric_mean(ratios):.3f}"]
+        for sign in (1, -1):
+            both = (
+                all(sign * row.ratio(AUTO) < sign * row.ratio(value) for row in pair)
+                for pair in zip(rows[::2], rows[1::2], strict=True)
+            )
+            cells.append("" if value == AUTO else f"{sum(both)} of {len(rows) // 2}")
         lines.append(f"| {value} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -38,7 +38,7 @@ def test_idle_workers_of_the_prefill_pool_come_first() -> None:
 def test_the_more_decodes_an_overflow_holds_up_the_longer_the_queue_before_it() -> None:
     policy = AutoHybridPolicy()
     for decodes in (0, 4, 12):
-        queue = int(DECODE_SHARE * decodes * 1000)
+        queue = round(DECODE_SHARE * 1000 * decodes)
         busy = pool(worker(9, decodes=decodes))
         assert choice(policy, pool(worker(1, queue), worker(2, queue + 9)), busy) == ("prefill", 1)
         assert choice(policy, pool(worker(1, queue + 1), worker(2, queue + 9)), busy) == ("colocated", 9)

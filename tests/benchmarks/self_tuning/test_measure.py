@@ -40,7 +40,13 @@ def test_tables() -> None:
     rows = [row(PAST, metric, (2.0, 8.0)) for metric in METRICS]
     line = "4.00 | 1024 | **1.000** (0.50 to 2.00)"
     assert f"| {PAST.name} * | {line} | {line} |" in report.by_case(rows, COLOCATED)
-    assert "| 16384 | 5.000 | 5.000 | 5.000 | 5.000 |" in report.by_value(rows, COLOCATED)
+    text = report.by_value(rows, COLOCATED)
+    assert "| 16384 | 5.000 | 5.000 | 5.000 | 5.000 | 1 of 1 | 0 of 1 |" in text
+    assert "| auto | 1.000 | 1.000 | 1.000 | 1.000 |  |  |" in text
+    rows[1] = row(PAST, "p99", (3.0, 90.0))
+    assert "| 512 | 1.369 | 1.369 | 1.369 | 1.369 | 0 of 1 | 0 of 1 |" in report.by_value(rows, COLOCATED)
+    rows[0] = row(PAST, "mean", (3.0, 90.0))
+    assert "| 512 | 1.369 | 1.369 | 1.369 | 1.369 | 0 of 1 | 1 of 1 |" in report.by_value(rows, COLOCATED)
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
