@@ -17,6 +17,7 @@ from benchmarks.simulator.runs import run_many
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.self_tuning", description=__doc__)
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED, metavar="N", help="(%(default)s)")
     parser.add_argument("--num-seeds", type=int, metavar="N", help="of every point (each comparison's own)")
     parser.add_argument("--num-requests", type=int, default=500, metavar="N", help="of a run (%(default)s)")
     parser.add_argument("--comparisons", default=",".join(COMPARISONS), help="which (%(default)s)")
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in arguments.comparisons.split(","):
         comparison = COMPARISONS[name]
         num_seeds = arguments.num_seeds or comparison.num_seeds
-        seeds = range(FIRST_SEED, FIRST_SEED + num_seeds)
+        seeds = range(arguments.first_seed, arguments.first_seed + num_seeds)
         rows = measure(comparison, seeds, arguments.num_requests, run_all)
         parts.append(
             f"## {name.capitalize()}: {comparison.setting}, {num_seeds} seeds\n\n{report.in_short(rows)}\n"
@@ -41,15 +42,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     tables = "\n".join(parts)
     command = f"python -m benchmarks.self_tuning --comparisons {arguments.comparisons}"
+    if arguments.first_seed != FIRST_SEED:
+        command += f" --first-seed {arguments.first_seed}"
     if arguments.num_seeds:
         command += f" --num-seeds {arguments.num_seeds}"
     text = f"""# Settings that tune themselves, simulated
 
 `{command} --num-requests {arguments.num_requests}`
 
-8 H100s, the paper's prototype as calibrated to its testbed. All values are given the same requests, seeds from
-{FIRST_SEED} on. The best fixed value is chosen anew for every load and metric, by the geometric mean over seeds; ratios
-are per seed: geometric mean and range. * past the knee. Nothing here was measured on a GPU.
+8 H100s, the paper's prototype as calibrated to its testbed. All values are given the same requests; seeds from
+{arguments.first_seed} on. The best fixed value is chosen anew for every load and metric, by the geometric mean over
+seeds; ratios are per seed: geometric mean and range. * past the knee. Nothing here was measured on a GPU.
 
 {tables}"""
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -14,10 +14,22 @@ def test_the_report_has_a_row_per_load_and_per_value(tmp_path: Path, monkeypatch
         for name, comparison in cases.COMPARISONS.items()
     }
     monkeypatch.setattr(__main__, "COMPARISONS", few)
-    arguments = ["--num-seeds", "2", "--num-requests", "10", "--processes", "1", "--cache", str(tmp_path / "cache")]
+    arguments = [
+        "--first-seed",
+        "7",
+        "--num-seeds",
+        "2",
+        "--num-requests",
+        "10",
+        "--processes",
+        "1",
+        "--cache",
+        str(tmp_path / "cache"),
+    ]
     assert __main__.main([*arguments, "--out", str(tmp_path)]) == 0
     text = (tmp_path / "report.md").read_text()
-    assert "`python -m benchmarks.self_tuning --comparisons colocated,hybrid --num-seeds 2 --num-requests 10`" in text
+    options = "--comparisons colocated,hybrid --first-seed 7 --num-seeds 2 --num-requests 10"
+    assert f"`python -m benchmarks.self_tuning {options}`" in text
     for row in ("LLaDA-8B, ShareGPT at 7", "LLaDA-8B, ShareGPT, 5P3C at 7", "16384", "32768", "auto", cases.BOTH):
         assert f"\n| {row} |" in text
     assert "\n| 512 |" not in text and "\n| 8192 |" not in text
