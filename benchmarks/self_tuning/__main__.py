@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{report.by_value(rows, comparison)}"
         )
     tables = "\n".join(parts)
-    command = f"python -m benchmarks.self_tuning --comparisons {arguments.comparisons}"
+    command = f"python -m benchmarks.self_tuning --comparisons {shlex.quote(arguments.comparisons)}"
     if arguments.first_seed != FIRST_SEED:
         command += f" --first-seed {arguments.first_seed}"
     if arguments.num_seeds:

@@ -75,6 +75,8 @@ class Comparison:
         return self.also[value] if value in self.also else {self.setting: value}
 
 
+LOW_LOADS: Mapping[Pair, float] = {LLADA_SHAREGPT: 6.0, LLADA_ARXIV: 6.0, DREAM_SHAREGPT: 6.0, DREAM_ARXIV: 7.0}
+
 BOTH = "auto, τ auto"
 
 COMPARISONS = {
@@ -84,6 +86,13 @@ COMPARISONS = {
         TOKEN_BUDGETS,
         tuple(Case(pair, load) for pair, loads in LOADS.items() for load in loads),
         10,
+    ),
+    "low load": Comparison(
+        "token_budget",
+        "τ",
+        (1024, 4096),
+        (Case(LLADA_SHAREGPT, 3.0), *(Case(pair, load) for pair, load in LOW_LOADS.items())),
+        3,
     ),
     "hybrid": Comparison(
         "overflow_threshold",

@@ -55,8 +55,9 @@ def in_short(rows: Sequence[Row]) -> str:
         of_kind = [row for row in rows if row.case.is_past_knee == is_past]
         num_within = sum(row.ratio(AUTO) <= WITHIN for row in of_kind)
         num_better = sum(row.ratio(AUTO) < 1 for row in of_kind)
-        parts.append(f"{name}, auto is within 2% of the best in {num_within} of {len(of_kind)}, better in {num_better}")
-    return f"Of every load's mean and p99: {'; '.join(parts)}.\n"
+        if of_kind:
+            parts.append(f"{name}, within 2% of the best in {num_within} of {len(of_kind)}, better in {num_better}")
+    return f"Auto, of every load's mean and p99: {'; '.join(parts)}.\n"
 
 
 def _spread(ratios: Sequence[float]) -> str:

@@ -28,7 +28,7 @@ def test_the_report_has_a_row_per_load_and_per_value(tmp_path: Path, monkeypatch
     ]
     assert __main__.main([*arguments, "--out", str(tmp_path)]) == 0
     text = (tmp_path / "report.md").read_text()
-    options = "--comparisons colocated,hybrid --first-seed 7 --num-seeds 2 --num-requests 10"
+    options = "--comparisons 'colocated,low load,hybrid' --first-seed 7 --num-seeds 2 --num-requests 10"
     assert f"`python -m benchmarks.self_tuning {options}`" in text
     for row in ("LLaDA-8B, ShareGPT at 7", "LLaDA-8B, ShareGPT, 5P3C at 7", "16384", "32768", "auto", cases.BOTH):
         assert f"\n| {row} |" in text
@@ -38,4 +38,4 @@ def test_the_report_has_a_row_per_load_and_per_value(tmp_path: Path, monkeypatch
 def test_an_unknown_comparison_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         __main__.main(["--comparisons", "colocated,other", "--out", str(tmp_path)])
-    assert "no comparison 'other'; allowed: colocated, hybrid" in capsys.readouterr().err
+    assert "no comparison 'other'; allowed: colocated, low load, hybrid" in capsys.readouterr().err
