@@ -74,8 +74,10 @@ class RouterConfig(CommonConfig):
     routing: Literal["hybrid", "conditional"] = Field(
         "hybrid", description="Algorithm 2, or Dynamo's conditional disaggregation (a baseline)"
     )
-    overflow_threshold: float = Field(
-        8192, gt=0, description="theta of Algorithm 2 in tokens; inf: prefills never overflow (disaggregated)"
+    overflow_threshold: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+        8192.0,
+        description="theta of Algorithm 2 in tokens; inf: prefills never overflow (disaggregated); "
+        "auto: by what an overflow costs",
     )
     max_local_prefill_length: int = Field(
         512, ge=0, description="conditional: prompts up to this many tokens are prefilled where they are denoised"
@@ -114,7 +116,9 @@ class WorkerConfig(CommonConfig):
 class ColocatedWorkerConfig(WorkerConfig):
     """A colocated worker: prefills and denoises under the token budget; reads KV that prefill workers made."""
 
-    token_budget: int = Field(2048, ge=1, description="tau of Algorithm 1, tokens per step")
+    token_budget: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        2048, description="tau of Algorithm 1, tokens per step; auto: prefills are admitted by what steps cost"
+    )
     max_num_seqs: int = Field(64, ge=1, description="requests denoised together")
     async_scheduling: bool | None = Field(
         None, description="launch the next step before the results of the one before are known; if absent, on a GPU"
@@ -211,13 +215,17 @@ def _kind(field: FieldInfo) -> dict[str, Any]:
     annotation = field.annotation
     if typing.get_origin(annotation) is Literal:
         return {"choices": typing.get_args(annotation), "metavar": None}
-    if typing.get_origin(annotation) is typing.Union:  # a number or a word: which, the schema finds out
-        return {}
+    if Literal["auto"] in typing.get_args(annotation):
+        return {"type": _number_or_auto}
     if isinstance(annotation, types.UnionType):
         annotation = typing.get_args(annotation)[0]
     if annotation is bool:
         return {"choices": ("true", "false"), "metavar": None}
     return {"type": annotation}
+
+
+def _number_or_auto(text: str) -> float | str:
+    return text if text == "auto" else int(text) if text.isdecimal() else float(text)
 
 
 def from_command_line(section: str, schema: type[ConfigT], argv: Sequence[str] | None = None) -> ConfigT:

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, NoReturn
 
+from backend.core.auto_threshold import AutoHybridPolicy
 from backend.core.request import Request, RequestStatus
 from backend.core.routing import ConditionalPolicy, HybridPolicy, Policy
 from backend.core.sampling_params import InvalidRequestError
@@ -62,8 +63,9 @@ class Router:
         bus = await LoadBus.connect(os.environ["NATS_SERVER"], config.namespace)
         runtime = Runtime(config)
         calls = {name: await Workers.of(runtime, name) for name in ("prefill_worker", "colocated_worker")}
+        policy = _policy(config)
         self.dispatcher = Dispatcher(
-            _policy(config),
+            policy,
             calls,
             await Workers.of(runtime, "colocated_worker", "prefilled"),
             bus,
@@ -71,7 +73,7 @@ class Router:
             worker_timeout_s=config.worker_timeout_s,
             placement_timeout_s=config.placement_timeout_s,
         )
-        self.metrics = RouterMetrics(self.dispatcher, config.overflow_threshold)
+        self.metrics = RouterMetrics(self.dispatcher, policy)
         await bus.listen(self.dispatcher.fleet.receive)
         tokens = runtime.endpoint("router", "generate")
         tensors = runtime.endpoint("router", "generate_tensor")
@@ -275,6 +277,8 @@ class Router:
 def _policy(config: RouterConfig) -> Policy:
     if config.routing == "conditional":
         return ConditionalPolicy(config.max_local_prefill_length, config.max_prefill_queue_size)
+    if config.overflow_threshold == "auto":
+        return AutoHybridPolicy()
     return HybridPolicy(config.overflow_threshold)
 
 

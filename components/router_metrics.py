@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from backend.core.routing import HybridPolicy, Policy
 from components.dispatcher import Dispatcher, Trip
 
 _SECONDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -26,7 +28,7 @@ class Account:
 class RouterMetrics:
     """What requests brought about, counted here, and what the dispatcher shows, read when asked for."""
 
-    def __init__(self, dispatcher: Dispatcher, overflow_threshold: float) -> None:
+    def __init__(self, dispatcher: Dispatcher, policy: Policy) -> None:
         self.registry = registry = CollectorRegistry()
         self.requests = Counter("sangam_router_requests", "Requests by outcome", ["outcome"], registry=registry)
         self.tokens = Counter("sangam_router_tokens", "Tokens returned to clients", registry=registry)
@@ -38,7 +40,7 @@ class RouterMetrics:
         )  # fmt: skip
         self.in_flight = Gauge("sangam_router_tokens_in_flight", "Prompt + canvas in flight", registry=registry)
         threshold = Gauge("sangam_router_overflow_threshold", "theta of Algorithm 2, in tokens", registry=registry)
-        threshold.set(overflow_threshold)
+        threshold.set_function(lambda: policy.overflow_threshold if isinstance(policy, HybridPolicy) else math.inf)
         placer = dispatcher.placer
         values: tuple[tuple[str, str, Callable[[], float]], ...] = (
             ("workers", "Workers that may get a block", lambda: len(placer.prefill_pool) + len(placer.colocated_pool)),

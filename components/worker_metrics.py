@@ -18,6 +18,7 @@ _GAUGES = (
     ("free_pages", "Free KV pages"),
     ("num_pages", "KV pages in all"),
     ("deficit", "Token budget carried forward, in tokens (Algorithm 1)"),
+    ("max_older", "With token_budget auto: a prefill waits while so many older requests are denoised; else 0"),
 )
 _TOTALS = (
     ("num_steps", "num_steps", "Steps run"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import signal
 import tempfile
@@ -90,9 +89,10 @@ def _check_routing(settings: Settings) -> None:
         raise ConfigError(
             f"router.routing {router.routing} prefills short prompts where they are denoised: serve hybrid"
         )
-    if math.isfinite(router.overflow_threshold):
+    theta = router.overflow_threshold if router.overflow_threshold == "auto" else f"{router.overflow_threshold:g}"
+    if theta != "inf":
         raise ConfigError(
-            f"with router.overflow_threshold {router.overflow_threshold:g} prefills would overflow: set it to .inf "
+            f"with router.overflow_threshold {theta} prefills would overflow: set it to .inf "
             f"(--overflow-threshold inf) for the {name} graph, or serve hybrid"
         )
 

@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
+
+
+class Budget(Protocol):
+    """Says how many of the waiting prefills a step takes; `TokenBudget` says what the methods mean."""
+
+    deficit: int
+
+    def idle(self) -> None: ...
+    def admit(self, decode_tokens: int, waiting: Sequence[int], has_room: Callable[[int], bool]) -> int: ...
 
 
 class TokenBudget:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
-from backend.core.budget import TokenBudget
+from backend.core.auto_budget import AutoBudget
+from backend.core.budget import Budget, TokenBudget
 from backend.core.page_pool import PagePool
 from backend.core.prefill_queue import PrefillQueue, allocate, register
 from backend.core.queries import is_steady, is_whole, num_query_tokens, num_steady_tokens
@@ -18,11 +20,11 @@ from backend.core.step import StepPlan, StepResult
 @dataclass(frozen=True)
 class SchedulerConfig:
     """Attributes:
-    token_budget: tau of Algorithm 1, tokens per step.
+    token_budget: tau of Algorithm 1, tokens per step; "auto": see `AutoBudget`.
     max_num_seqs: requests that hold pages at once.
     """
 
-    token_budget: int
+    token_budget: int | Literal["auto"]
     max_num_seqs: int
 
 
@@ -58,7 +60,12 @@ class Scheduler:
         self._odd: set[str] = set()
         self._running = RunningSteps(pool, logits_shift)
         self.pool = pool
-        self.budget = TokenBudget(config.token_budget)
+        self.auto_budget: AutoBudget | None = None
+        self.budget: Budget
+        if config.token_budget == "auto":
+            self.budget = self.auto_budget = AutoBudget(config.max_num_seqs, self._num_older)
+        else:
+            self.budget = TokenBudget(config.token_budget)
         self._waiting = PrefillQueue()
         self._waiting_for_kv: list[tuple[float, int, Request]] = []
         self._transferring: dict[str, Request] = {}
@@ -157,7 +164,13 @@ class Scheduler:
         return request
 
     def schedule(self, now: float = 0.0) -> StepPlan | None:
-        """The next step, or None when there is nothing to run; the time makes no difference."""
+        """The next step, or None when there is nothing to run.
+
+        Args:
+            now: seconds on any clock that only goes forward; only a budget that is "auto" heeds it.
+        """
+        if self.auto_budget:
+            self.auto_budget.at(now)
         decodes = list(self._denoising.values())
         decode_tokens = self._num_steady_tokens
         decode_tokens += sum(num_query_tokens(request, self.logits_shift) for request in self._changing.values())
@@ -174,6 +187,12 @@ class Scheduler:
         plan = StepPlan(prefills, decodes, decode_tokens)
         self._running.begin(plan)
         return plan
+
+    def _num_older(self, index: int) -> int:
+        waiting = self._waiting[index]
+        if waiting.pages:
+            return 0  # others may wait for its pages
+        return sum(request.arrival_time < waiting.arrival_time for request in self._denoising.values())
 
     def _seat(self, index: int) -> bool:
         request = self._waiting[index]
@@ -198,6 +217,8 @@ class Scheduler:
         A request whose block is done and whose answer is not complete leaves with the status it had;
         `next_block()` is for whoever places it again. Its pages are free.
         """
+        if self.auto_budget:
+            self.auto_budget.ran(len(plan.prefills), len(plan.decodes))
         left: list[Request] = []
         for request, commits in zip(self._running.end(plan), result.commits, strict=True):
             if request is None or self._requests.get(request.request_id) is not request:

@@ -26,6 +26,7 @@ class EngineLoad:
 
     Attributes:
         num_held: prefilled blocks whose KV waits to be read by others.
+        max_older: of a budget that is "auto", see `AutoBudget`; 0 otherwise.
         num_refresh_tokens: of steps in the middle of a block that computed everything anew.
         num_transferring: blocks whose KV this worker reads, or will when it has the pages.
         num_transfer_bytes, transfer_seconds: of all KV read so far.
@@ -40,6 +41,7 @@ class EngineLoad:
     num_pages: int
     page_size: int
     deficit: int
+    max_older: int
     num_steps: int
     num_prefill_tokens: int
     num_refresh_tokens: int
@@ -114,10 +116,11 @@ class AsyncEngine:
     def load(self) -> EngineLoad:
         """Read without a lock: numbers of one moment, give or take a step."""
         scheduler = self._engine.scheduler
-        num_denoising = num_transferring = num_held = deficit = 0
+        num_denoising = num_transferring = num_held = deficit = max_older = 0
         if isinstance(scheduler, Scheduler):
             num_denoising, num_transferring = scheduler.num_denoising, scheduler.num_transferring
             deficit = scheduler.budget.deficit
+            max_older = scheduler.auto_budget.max_older if scheduler.auto_budget else 0
         elif isinstance(scheduler, PrefillScheduler):
             num_held = scheduler.num_held
         return EngineLoad(
@@ -130,6 +133,7 @@ class AsyncEngine:
             num_pages=scheduler.pool.num_pages,
             page_size=scheduler.pool.page_size,
             deficit=deficit,
+            max_older=max_older,
             num_steps=self._num_steps,
             num_prefill_tokens=self._num_prefill_tokens,
             num_refresh_tokens=self._num_refresh_tokens,

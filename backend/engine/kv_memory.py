@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from backend.attention.kv_cache import KVCache
+from backend.core.auto_budget import JOINED_TOKENS
 from backend.core.prefill_scheduler import PrefillSchedulerConfig
 from backend.core.request import Request
 from backend.core.sampling_params import SamplingParams
@@ -85,7 +86,8 @@ def largest_steps(scheduler: AnySchedulerConfig, config: ModelConfig) -> tuple[S
     """
     longest = config.max_position
     if isinstance(scheduler, SchedulerConfig):
-        num_tokens, num_blocks = scheduler.token_budget + longest, scheduler.max_num_seqs
+        budget = JOINED_TOKENS if scheduler.token_budget == "auto" else scheduler.token_budget
+        num_tokens, num_blocks = budget + longest, scheduler.max_num_seqs
     elif isinstance(scheduler, PrefillSchedulerConfig):
         num_tokens, num_blocks = max(scheduler.max_prefill_tokens, longest), 0
     else:

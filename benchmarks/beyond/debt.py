@@ -52,7 +52,7 @@ class Debt:
     def __call__(self, *args: Any) -> Graph:
         graph = Graph(*args)
         for worker in graph.workers:
-            if isinstance(worker.scheduler, Scheduler):
+            if isinstance(worker.scheduler, Scheduler) and isinstance(worker.scheduler.budget, TokenBudget):
                 token_budget = worker.scheduler.budget.token_budget
                 worker.scheduler.budget = DebtBudget(token_budget, self.max_debt * token_budget)
         return graph

@@ -52,7 +52,7 @@ class InPlaceGraph(Graph):
         self._holders: dict[str, WorkerLoad] = {}
 
     def _placer(self, config: SimulatorConfig) -> Placer:
-        return Placer(InPlacePolicy(config.overflow_threshold, self._margin), self._assigned)
+        return Placer(InPlacePolicy(float(config.overflow_threshold), self._margin), self._assigned)
 
     def _prefill(self, flight: Flight) -> Prefill:
         trip = flight.trip

@@ -18,7 +18,7 @@ def graph_of(config: SimulatorConfig) -> str:
     """Which graph of `sangam serve` it is."""
     if not config.num_prefill:
         return "colocated"
-    return "disaggregated" if math.isinf(config.overflow_threshold) else "hybrid"
+    return "disaggregated" if config.overflow_threshold == math.inf else "hybrid"
 
 
 def num_gpus(config: SimulatorConfig) -> int:
@@ -44,7 +44,7 @@ def budgets(configs: Sequence[SimulatorConfig]) -> list[SimulatorConfig]:
     return [
         replace(config, token_budget=tau)
         for config in configs
-        for tau in sorted(TOKEN_BUDGETS, key=lambda tau: abs(math.log(tau / config.token_budget)))
+        for tau in sorted(TOKEN_BUDGETS, key=lambda tau: abs(math.log(tau / int(config.token_budget))))
     ]
 
 
@@ -53,5 +53,7 @@ def thresholds(configs: Sequence[SimulatorConfig]) -> list[SimulatorConfig]:
     return [
         replace(config, overflow_threshold=theta)
         for config in configs
-        for theta in sorted(OVERFLOW_THRESHOLDS, key=lambda theta: abs(math.log(theta / config.overflow_threshold)))
+        for theta in sorted(
+            OVERFLOW_THRESHOLDS, key=lambda theta: abs(math.log(theta / float(config.overflow_threshold)))
+        )
     ]

@@ -68,8 +68,12 @@ def _add_graph(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--graph", default="colocated", choices=GRAPHS, help="(%(default)s)")
     group.add_argument("--prefill", type=int, metavar="N", help="prefill workers (5; colocated: none)")
     group.add_argument("--colocated", type=int, metavar="N", help="colocated workers (3; colocated: 8)")
-    group.add_argument("--tau", type=int, default=1024, metavar="N", help="token budget (%(default)s)")
-    group.add_argument("--theta", type=float, default=8192, metavar="N", help="overflow threshold (%(default)g)")
+    group.add_argument(
+        "--tau", type=_number_or_auto, default=1024, metavar="N", help="token budget, or auto (%(default)s)"
+    )
+    group.add_argument(
+        "--theta", type=_number_or_auto, default=8192, metavar="N", help="overflow threshold, or auto (%(default)s)"
+    )
     group.add_argument("--kv-cache-tokens", type=int, metavar="N", help="of each worker (calibrated, or by memory)")
     group.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="requests denoised together (64)")
     group.add_argument("--max-prefill-tokens", type=int, metavar="N", help="of a prefill worker's step")
@@ -88,6 +92,10 @@ def _add_graph(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="no constants fitted to the paper's testbed: this project's own engine",
     )
+
+
+def _number_or_auto(text: str) -> float | str:
+    return text if text == "auto" else int(text) if text.isdecimal() else float(text)
 
 
 def _add_load(group: argparse._ArgumentGroup) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from backend.core.auto_threshold import AutoHybridPolicy
 from backend.core.routing import ConditionalPolicy, HybridPolicy, Policy
 from benchmarks.simulator import hardware
 from benchmarks.simulator.denoising import Lognormal, StepsPerBlock
@@ -22,8 +23,8 @@ class SimulatorConfig:
 
     Attributes:
         model, gpu: names in the data files.
-        token_budget: tau of Algorithm 1.
-        overflow_threshold: theta of Algorithm 2.
+        token_budget: tau of Algorithm 1, or "auto".
+        overflow_threshold: theta of Algorithm 2, or "auto".
         routing: "hybrid", or "conditional" (Dynamo's conditional disaggregation, a baseline).
         kv_cache_tokens: of each worker; None: what the GPU's memory holds.
         max_prefill_tokens: of a prefill worker's step.
@@ -42,8 +43,8 @@ class SimulatorConfig:
     gpu: str = "h100"
     num_prefill: int = 0
     num_colocated: int = 8
-    token_budget: int = 1024
-    overflow_threshold: float = 8192
+    token_budget: int | Literal["auto"] = 1024
+    overflow_threshold: float | Literal["auto"] = 8192
     routing: str = "hybrid"
     max_local_prefill_length: int = 512
     max_prefill_queue_size: int = 16
@@ -81,9 +82,10 @@ class SimulatorConfig:
             return f"{self.num_colocated}C {budget}"
         if self.routing == "conditional":
             return f"{self.num_prefill}P{self.num_colocated}C conditional {budget}"
-        if math.isinf(self.overflow_threshold):
+        if self.overflow_threshold == math.inf:
             return f"{self.num_prefill}P{self.num_colocated}D"
-        return f"{self.num_prefill}P{self.num_colocated}C θ {self.overflow_threshold:g} {budget}"
+        theta = self.overflow_threshold if self.overflow_threshold == "auto" else f"{self.overflow_threshold:g}"
+        return f"{self.num_prefill}P{self.num_colocated}C θ {theta} {budget}"
 
     @property
     def shape(self) -> Model:
@@ -101,6 +103,8 @@ class SimulatorConfig:
     def policy(self) -> Policy:
         if self.routing == "conditional":
             return ConditionalPolicy(self.max_local_prefill_length, self.max_prefill_queue_size)
+        if self.overflow_threshold == "auto":
+            return AutoHybridPolicy()
         return HybridPolicy(self.overflow_threshold)
 
     def step_latency(self, block_length: int) -> Latency:

@@ -98,7 +98,7 @@ class SimWorker:
         if isinstance(scheduler, Scheduler):
             for request in scheduler.start_transfers():
                 self._start_transfer(self._flights[request.request_id])
-        plan = scheduler.schedule()
+        plan = scheduler.schedule(self._clock.now)
         if plan is None:
             self._is_awake = False
             return

@@ -8,6 +8,7 @@ import pytest
 from components.config import (
     DEMO_MODELS,
     SECTIONS,
+    ColocatedWorkerConfig,
     ConfigError,
     RouterConfig,
     WorkerConfig,
@@ -44,6 +45,30 @@ def test_common_keys_reach_each_section_and_its_own_win(graph: Path) -> None:
     assert (router.max_attempts, worker.token_budget) == (7, 99)
     graph.write_text(graph.read_text().replace("router:", "router:\n  namespace: there"))
     assert load("router", graph).namespace == "there"
+
+
+@pytest.mark.parametrize("given", ["auto", "64"])
+def test_a_token_budget_is_a_number_or_auto(given: str, tmp_path: Path) -> None:
+    meant = int(given) if given.isdigit() else given
+    path = tmp_path / "graph.yaml"
+    path.write_text(f"colocated_worker: {{token_budget: {given}}}\n")
+    worker = load("colocated_worker", path)
+    assert isinstance(worker, ColocatedWorkerConfig) and worker.token_budget == meant
+    assert from_command_line("colocated_worker", ColocatedWorkerConfig, ["--token-budget", given]) == worker
+
+
+@pytest.mark.parametrize("given", ["auto", "64", "inf"])
+def test_an_overflow_threshold_is_a_number_or_auto(given: str) -> None:
+    config = from_command_line("router", RouterConfig, ["--overflow-threshold", given])
+    assert config.overflow_threshold == (given if given == "auto" else float(given))
+
+
+@pytest.mark.parametrize("wrong", ["0", "automatic", "1.5"])
+def test_a_token_budget_that_is_neither(wrong: str, tmp_path: Path) -> None:
+    path = tmp_path / "graph.yaml"
+    path.write_text(f"colocated_worker: {{token_budget: {wrong}}}\n")
+    with pytest.raises(ConfigError, match="colocated_worker.token_budget: "):
+        load("colocated_worker", path)
 
 
 def test_a_common_key_that_only_some_sections_know(graph: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from random import Random
+from typing import Literal
 
 from backend.core.ledger import Dispatch
 from backend.core.page_pool import PagePool
@@ -37,7 +38,7 @@ class Worker:
         self.load = WorkerLoad(worker_id, num_pages, PAGE_SIZE)
         self.pool = PagePool(num_pages, PAGE_SIZE)
         self.prefilling = PrefillScheduler(PrefillSchedulerConfig(60), self.pool)
-        self.denoising = Scheduler(SchedulerConfig(24, 8), self.pool)
+        self.denoising = Scheduler(SchedulerConfig(graph.token_budget, 8), self.pool)
         self.is_alive = True
         self._is_busy = False
         self._asked: list[Callable[[], object]] = []
@@ -57,7 +58,7 @@ class Worker:
             self._asked.pop(0)()
         for request in self.denoising.start_transfers():
             self.graph.at(TRANSFER_S, self.graph.transfer_ended, self, request)
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(self.graph.now)
         self.pool.check()
         if plan is not None:
             self._is_busy = True
@@ -108,7 +109,8 @@ class Flight:
 class Graph:
     """A router and its workers."""
 
-    def __init__(self, policy: Policy, seed: int) -> None:
+    def __init__(self, policy: Policy, seed: int, token_budget: int | Literal["auto"] = 24) -> None:
+        self.token_budget = token_budget
         self.random = Random(seed)
         self.now = 0.0
         self.placer = Placer(policy, lambda dispatch, route: self.at(LATENCY_S, self._assigned, dispatch, route))

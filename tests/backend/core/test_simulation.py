@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Literal
 
 import pytest
 
+from backend.core.auto_threshold import AutoHybridPolicy
 from backend.core.request import RequestStatus
 from backend.core.routing import ColocatedPolicy, ConditionalPolicy, HybridPolicy, Policy, RouteKind
 from tests.backend.core.simulation import Answer, Graph
@@ -11,15 +13,18 @@ from tests.backend.core.simulation import Answer, Graph
 NUM_REQUESTS = 40
 POLICIES: dict[str, Policy] = {
     "hybrid": HybridPolicy(40),
+    "hybrid, auto": AutoHybridPolicy(),
     "disaggregated": HybridPolicy(inf),
     "conditional": ConditionalPolicy(10, 4),
     "colocated": ColocatedPolicy(),
 }
 
 
-def simulate(policy: Policy, seed: int, num_kills: int, num_withdrawn: int) -> tuple[Graph, list[Answer]]:
+def simulate(
+    policy: Policy, seed: int, num_kills: int, num_withdrawn: int, token_budget: int | Literal["auto"] = 24
+) -> tuple[Graph, list[Answer]]:
     """Two prefill and two colocated workers, whose memory is short."""
-    graph = Graph(policy, seed)
+    graph = Graph(policy, seed, token_budget)
     rng = graph.random
     for worker_id in range(4):
         graph.join(worker_id, is_prefill=worker_id < 2, num_pages=rng.randint(14, 30))
@@ -72,6 +77,14 @@ def test_every_request_is_answered_and_every_page_comes_back(policy: str, seed: 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_workers_may_die_and_clients_may_go(policy: str, seed: int) -> None:
     graph, answers = simulate(POLICIES[policy], seed, num_kills=4, num_withdrawn=8)
+    assert_is_all_there([a for a in answers if a.status is not RequestStatus.FINISHED_ABORTED])
+    assert_nothing_is_left(graph)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_budget_that_tunes_itself_loses_nothing(policy: str, seed: int) -> None:
+    graph, answers = simulate(POLICIES[policy], seed, num_kills=4, num_withdrawn=8, token_budget="auto")
     assert_is_all_there([a for a in answers if a.status is not RequestStatus.FINISHED_ABORTED])
     assert_nothing_is_left(graph)
 

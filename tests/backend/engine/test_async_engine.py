@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -29,11 +29,11 @@ def request(name: str, params: SamplingParams = SLOW, prompt: int = 20) -> Reque
 
 
 @asynccontextmanager
-async def running(pages: int = 64) -> AsyncIterator[AsyncEngine]:
+async def running(pages: int = 64, tau: int | Literal["auto"] = 1000) -> AsyncIterator[AsyncEngine]:
     torch.manual_seed(0)
     model = Llada(CONFIG).eval().requires_grad_(False)
     cache = KVCache(1, pages, 8, 4, 8, torch.float32, torch.device("cpu"))
-    inner = Engine(ModelRunner(model, cache), Scheduler(SchedulerConfig(1000, 16), PagePool(pages, 8)))
+    inner = Engine(ModelRunner(model, cache), Scheduler(SchedulerConfig(tau, 64), PagePool(pages, 8)))
     engine = AsyncEngine(inner)
     engine.start()
     yield engine
@@ -50,6 +50,17 @@ def run(test: Callable[[AsyncEngine], Any], pages: int = 64) -> None:
 
 async def collect(engine: AsyncEngine, name: str) -> list[BlockUpdate]:
     return [update async for update in engine.submit(request(name))]
+
+
+def test_a_budget_that_tunes_itself_changes_no_token_and_shows_its_bound() -> None:
+    async def main(tau: int | Literal["auto"]) -> tuple[list[list[int]], int]:
+        async with running(tau=tau) as engine:
+            many = await asyncio.gather(*(collect(engine, str(i)) for i in range(8)))
+            return [[t for u in updates for t in u.tokens] for updates in many], engine.load.max_older
+
+    fixed, auto = asyncio.run(main(1000)), asyncio.run(main("auto"))
+    assert fixed[0] == auto[0]
+    assert fixed[1] == 0 and 1 <= auto[1] < 64
 
 
 def test_streams_what_the_frontier_moved_over_and_says_when_it_is_done() -> None:

@@ -108,6 +108,10 @@ def test_the_same_tokens_when_each_step_is_waited_for(config: ModelConfig, expec
     assert run(Engine(engine.runner, engine.scheduler), plain_requests()) == expected
 
 
+def test_with_a_budget_that_tunes_itself(config: ModelConfig, expected: dict[str, list[int]]) -> None:
+    assert run(small_engine("auto", 8, config=config, is_async=True), plain_requests()) == expected
+
+
 def test_with_few_pages_and_seats(config: ModelConfig, expected: dict[str, list[int]]) -> None:
     assert run(small_engine(60, 3, 60, config=config, is_async=True), plain_requests()) == expected
 

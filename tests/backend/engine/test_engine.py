@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ DREAM = replace(LLADA, architecture="dream", logits_shift=1)
 
 
 def small_engine(
-    tau: int = 200,
+    tau: int | Literal["auto"] = 200,
     seqs: int = 32,
     pages: int = 600,
     page_size: int = 8,

@@ -79,6 +79,7 @@ def test_others_have_it() -> None:
     ("scheduler", "num_tokens", "num_blocks"),
     [
         (SchedulerConfig(100, 5), 164, 5),
+        (SchedulerConfig("auto", 5), 576, 5),
         (PrefillSchedulerConfig(100), 100, 0),
         (PrefillSchedulerConfig(10), 64, 0),
         (SynchronizedSchedulerConfig(3, 0.0), 192, 3),
