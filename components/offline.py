@@ -117,9 +117,10 @@ class OfflineBatch:
     def step(self) -> list[Answer] | None:
         """One forward; what ended with it, or None when all is answered."""
         answers = self._draw()
-        if not self._trips and self._is_drained:
+        has_work = self._engine.scheduler.has_work
+        if not has_work and self._is_drained:
             return answers or None
-        output = self._engine.step(now=time.monotonic()) if self._trips else None
+        output = self._engine.step(now=time.monotonic()) if has_work else None
         if output is None:  # the scheduler waits for more requests, or for the time to go on without
             time.sleep(_IDLE_S)
             return answers

@@ -17,7 +17,7 @@ MODULE = "components.generate"
 """A string: graphs import no engine."""
 WORKER_KEYS = (
     "model", "device", "dtype", "num_threads", "kv_cache_tokens", "page_size", "token_budget", "attention_backend",
-    "gpu_memory_utilization",
+    "gpu_memory_utilization", "async_scheduling", "enforce_eager",
 )  # fmt: skip
 # On a GPU whose pool takes what the largest step leaves, so that has to have a size. More make no step faster.
 AUTO_NUM_SEQS_ON_GPU = 256

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect
-from collections.abc import Hashable
 
 from backend.core.page_pool import PagePool
 from backend.core.request import Request, RequestStatus
 from backend.core.sampling_params import InvalidRequestError
+
+_tenancies = itertools.count()
 
 
 class PrefillQueue:
@@ -61,24 +63,21 @@ class PrefillQueue:
             del self._keys[at], self._requests[at], self.sizes[at]
 
 
-def owner_of(request: Request) -> Hashable:
-    """Who owns the pages of the request's current block: those of the block before may still be written."""
-    return request.request_id, request.block.index, request.block.attempt
-
-
 def allocate(pool: PagePool, request: Request) -> bool:
     """Gives a request the pages of its sequence, if so many are free."""
-    pages = pool.allocate(owner_of(request), pool.pages_for(request.sequence_length))
+    # Not the request's id: those who had it before may not have given back all they held.
+    owner = (request.request_id, next(_tenancies))
+    pages = pool.allocate(owner, pool.pages_for(request.sequence_length))
     if pages is None:
         return False
-    request.pages = pages
+    request.pages, request.owner = pages, owner
     return True
 
 
 def release(pool: PagePool, request: Request) -> None:
     """Takes back what a request holds, if anything."""
     if request.pages:
-        pool.release(owner_of(request))
+        pool.release(request.owner)
         request.pages = []
 
 

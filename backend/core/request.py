@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from backend.core.block import Block, IllegalTransitionError
 from backend.core.logprobs import TokenLogprobs
@@ -88,6 +88,8 @@ class Request:
         self._revises = revises and params.remask_below > 0
         self.block = self._new_block(len(finished_blocks) // params.block_length, attempt, known)
         self.pages: list[int] = []
+        self.owner: Hashable = None
+        """Whom the pool knows as the owner of `pages`."""
         self.error: str | None = None
         """Why it failed, with FINISHED_ERROR."""
         if prefilled is not None:

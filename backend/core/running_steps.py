@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 from backend.core.block import Block
 from backend.core.page_pool import PagePool
-from backend.core.prefill_queue import owner_of, release
+from backend.core.prefill_queue import release
 from backend.core.queries import commits_only_first
 from backend.core.request import Request
 from backend.core.step import StepPlan
@@ -59,7 +59,7 @@ class RunningSteps:
         if of is None:
             release(self._pool, request)
         elif request.pages:
-            self._to_free.append((of, owner_of(request)))
+            self._to_free.append((of, request.owner))
             request.pages = []
 
     def surely_ends(self, request: Request) -> bool:

@@ -215,13 +215,16 @@ class Scheduler:
         """Applies what a step committed; returns the requests that leave: ended, failed or block done.
 
         A request whose block is done and whose answer is not complete leaves with the status it had;
-        `next_block()` is for whoever places it again. Its pages are free.
+        `next_block()` is for whoever places it again. Its pages are free. What the step did not concern any
+        more, as it had left or was aborted before, is taken out of `plan`.
         """
         if self.auto_budget:
             self.auto_budget.ran(len(plan.prefills), len(plan.decodes))
         left: list[Request] = []
-        for request, commits in zip(self._running.end(plan), result.commits, strict=True):
+        gone: set[int] = set()
+        for i, (request, commits) in enumerate(zip(self._running.end(plan), result.commits, strict=True)):
             if request is None or self._requests.get(request.request_id) is not request:
+                gone.add(i)
                 continue
             name = request.request_id
             if not request.apply(commits, result.errors.get(name), result.logprobs.get(name, ())):
@@ -230,6 +233,10 @@ class Scheduler:
                 continue
             self._drop(request)
             left.append(request)
+        if gone:
+            first = len(plan.prefills)
+            plan.prefills = [request for i, request in enumerate(plan.prefills) if i not in gone]
+            plan.decodes = [request for i, request in enumerate(plan.decodes, first) if i not in gone]
         return left
 
     def _next_step(self, request: Request) -> None:

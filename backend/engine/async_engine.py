@@ -149,6 +149,7 @@ class AsyncEngine:
     def _run(self) -> None:
         assert self._loop is not None
         try:
+            self._engine.enter()
             is_idle = True
             while self._drain_inbox(is_idle):
                 self._start_transfers()
@@ -279,20 +280,17 @@ class AsyncEngine:
         updates: list[tuple[BlockStream, BlockUpdate]] = []
         first_steps: set[str] = set()
         for request in plan.prefills:
-            stream = self._streams.get(request.request_id)
             if request.block.step > 1:  # in the middle of its block
                 self._num_refresh_tokens += request.sequence_length
             else:
                 self._num_prefill_tokens += request.sequence_length
-                if stream is not None:
-                    first_steps.add(request.request_id)
-                    stream.started_at, stream.ready_at = started, now
+                first_steps.add(request.request_id)
+                stream = self._streams[request.request_id]
+                stream.started_at, stream.ready_at = started, now
         self._num_denoising_tokens += plan.decode_tokens
         left = {request.request_id for request in output.left}
         for request in (*plan.prefills, *plan.decodes):
-            stream = self._streams.get(request.request_id)
-            if stream is None:
-                continue  # it left or was aborted while this step ran
+            stream = self._streams[request.request_id]
             frontier = request.block.frontier
             is_done = request.request_id in left
             if frontier == stream.sent and not is_done and request.request_id not in first_steps:

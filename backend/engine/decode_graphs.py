@@ -91,7 +91,7 @@ class DecodeGraphs:
         """Whether a step of just these can be replayed."""
         length, longest = self.block_length, self._max_length
         return len(rows) <= self._sizes[-1][0] and all(
-            row.query_end - row.start == length and row.kv.length <= longest for row in rows
+            row.end - row.start == length and row.query_end == row.end and row.kv.length <= longest for row in rows
         )
 
     def run(self, rows: list[Row], num_candidates: int) -> tuple[Tensor, Tensor]:

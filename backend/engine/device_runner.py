@@ -25,6 +25,7 @@ from backend.sampling.sampler import FAILED as HOST_FAILED
 from backend.sampling.seats import FAILED, NOTHING, Seats
 
 LONGEST_BLOCK = 64
+_ROWS = 16
 MAX_SEATED = 512
 """Requests of a step, at most: the memory for what is committed of them is allocated at the start."""
 
@@ -75,7 +76,8 @@ class DeviceRunner:
             mask_token_id=config.mask_token_id,
         )
         self.graphs: DecodeGraphs | None = None
-        if graph_sizes:
+        block_length = config.defaults.get("block_length", SamplingParams.block_length)
+        if graph_sizes and block_length <= LONGEST_BLOCK:
             self.graphs = DecodeGraphs(
                 model,
                 cache,
@@ -84,7 +86,7 @@ class DeviceRunner:
                 self.unmasker,
                 sizes=graph_sizes,
                 scratch_seat=2 * max_num_seqs,
-                block_length=config.defaults.get("block_length", SamplingParams.block_length),
+                block_length=block_length,
                 max_length=max_length,
             )
         self._batch: DeviceBatch | None = None
@@ -115,7 +117,8 @@ class DeviceRunner:
         requests = (*plan.prefills, *plan.decodes)
         rows = self._seated(requests)
         shift = self.model.config.logits_shift
-        num_rows = max(num_candidates(plan, shift), self._min_rows)
+        # Rounded up: Triton compiles for a size of 1, and for multiples of 16, apart from all others.
+        num_rows = -(-max(num_candidates(plan, shift), self._min_rows) // _ROWS) * _ROWS
         begins: Sequence[int]
         first_rows: Sequence[int]
         if self.graphs is not None and not plan.prefills and self.graphs.fit(rows):

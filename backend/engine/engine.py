@@ -30,7 +30,9 @@ from backend.models.loader import load_model
 AnySchedulerConfig = SchedulerConfig | PrefillSchedulerConfig | SynchronizedSchedulerConfig
 
 # What `kv_cache_tokens: auto` is where there is no GPU whose memory could be filled.
-_LONGEST_OF_SDPA = 4096
+# torch's attention copies the KV of as many positions as the longest sequence of a graph may have: 0.3 GB
+# of LLaDA-8B's at a time, and time that larger batches do not have.
+_LARGEST_SDPA_GRAPH, _LONGEST_OF_SDPA = 16, 2048
 CPU_KV_CACHE_TOKENS = 65_536
 
 
@@ -81,7 +83,7 @@ class StepScheduler(Protocol):
 @dataclass(frozen=True)
 class StepOutput:
     """Attributes:
-    plan: what ran; requests that had left or were aborted before it ended are still in it.
+    plan: what ran, without what had left or was aborted before it ended.
     left: requests that left the engine: ended, failed, or done with their block.
     errors: request id -> why it failed.
     started_at: the `now` of the call that scheduled it.
@@ -122,6 +124,8 @@ class Engine:
     def of(cls, model: Transformer, config: EngineConfig) -> Engine:
         """An engine for a model that is loaded, whatever `config` says of where it is. Raises: see `from_config`."""
         dtype, device = getattr(torch, config.dtype), torch.device(config.device)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # streams, events and kernels that name no device use this one
         shape = model.config
         attention = select(config.attention_backend, device, dtype, shape.head_dim)
         if attention == "flashinfer":
@@ -150,10 +154,17 @@ class Engine:
             most = min(_max_num_seqs(scheduler), MAX_SEATED)
             denoises = not isinstance(scheduler, PrefillSchedulerConfig)
             sizes = graph_sizes(most) if is_cuda and denoises and not config.enforce_eager else ()
-            # torch's attention computes as many positions as the longest sequence of a graph may have.
-            longest = shape.max_position if attention == "flashinfer" else min(shape.max_position, _LONGEST_OF_SDPA)
+            longest = shape.max_position
+            if attention == "sdpa":
+                sizes, longest = [size for size in sizes if size <= _LARGEST_SDPA_GRAPH], min(longest, _LONGEST_OF_SDPA)
             runner.on_device = DeviceRunner(model, cache, runner.attention, most, sizes, longest)
         return cls(runner, new_scheduler(scheduler, pool, shape.logits_shift, runner.is_plain), is_async)
+
+    def enter(self) -> None:
+        """For the thread that steps, where another one made the engine: CUDA's current device is each thread's own."""
+        device = self.runner.cache.data.device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
 
     def step(
         self, on_plan: Callable[[StepPlan], Callable[[int], None]] | None = None, now: float = 0.0

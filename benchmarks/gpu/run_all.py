@@ -33,7 +33,7 @@ from benchmarks.gpu.busy import busy_share
 from benchmarks.gpu.engines import BLOCK_LENGTH, clear, request, with_budget
 from benchmarks.gpu.report import document
 from benchmarks.gpu.serving import jobs, rate_at_latency, serve
-from benchmarks.gpu.shapes import TOY, random_model
+from benchmarks.gpu.shapes import TOY, random_model, shapes
 from benchmarks.gpu.step_times import decode_time, prefill_time, write_csv
 
 MEAN_STEPS = {"llada": 15.9, "dream": 20.5}
@@ -100,7 +100,6 @@ class Run:
         self.setup, self.out = setup, out
         self._ends_at = time.monotonic() + seconds
         self.results: dict[str, Any] = {"machine": machine(setup.device), "setup": dataclasses.asdict(setup)}
-        out.mkdir(parents=True, exist_ok=True)
 
     @property
     def left_s(self) -> float:
@@ -216,16 +215,29 @@ def machine(device: str) -> dict[str, str]:
     return found
 
 
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < float("inf"):
+        raise ValueError
+    return seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="directory for the report, results and tables")
-    parser.add_argument("--seconds", type=float, default=470.0, help="time for all of it")
+    parser.add_argument("--seconds", type=_seconds, default=470.0, help="time for all of it")
     parser.add_argument("--toy", action="store_true", help="small models on the CPU: a try")
-    parser.add_argument("--model", action="append", help="only this one; may be repeated")
+    parser.add_argument("--model", action="append", choices=list(shapes()), help="only this one; may be repeated")
     args = parser.parse_args()
     setup = ON_CPU if args.toy else FULL
     if args.model:
         setup = dataclasses.replace(setup, models=tuple(args.model))
+    if setup.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no GPU; --toy tries all of this on a CPU")
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out: {error}")
     torch.set_num_threads(1)
     run = Run(setup, args.out, args.seconds)
     if not args.toy:

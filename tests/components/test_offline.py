@@ -29,8 +29,10 @@ def reference() -> Reference:
     return Reference(DEMO_MODELS["demo"])
 
 
-def engine(config: AnySchedulerConfig = SANGAM, tokens: int = 4096) -> Engine:
-    return Engine.from_config(EngineConfig(DEMO_MODELS["demo"], config, kv_cache_tokens=tokens))
+def engine(config: AnySchedulerConfig = SANGAM, tokens: int = 4096, is_async: bool = False) -> Engine:
+    return Engine.from_config(
+        EngineConfig(DEMO_MODELS["demo"], config, kv_cache_tokens=tokens, async_scheduling=is_async)
+    )
 
 
 def job(index: int, prompt: str, stop: tuple[str, ...] = (), max_tokens: int = 128, **params: Any) -> Job:
@@ -53,16 +55,19 @@ def answers(engine: Engine, jobs: list[Job | Answer], look_ahead: int = 8) -> di
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "is_async"),
     [
-        SANGAM,
-        SchedulerConfig(600, 1),
-        SynchronizedSchedulerConfig(4, 0.0),
-        SynchronizedSchedulerConfig(16, 0.05),
+        (SANGAM, False),
+        (SANGAM, True),
+        (SchedulerConfig(600, 1), False),
+        (SynchronizedSchedulerConfig(4, 0.0), False),
+        (SynchronizedSchedulerConfig(16, 0.05), False),
     ],
-    ids=["sangam", "one at a time", "synchronized", "synchronized, never full"],
+    ids=["sangam", "launched ahead", "one at a time", "synchronized", "synchronized, never full"],
 )
-def test_the_same_answers_as_one_request_at_a_time(config: AnySchedulerConfig, reference: Reference) -> None:
+def test_the_same_answers_as_one_request_at_a_time(
+    config: AnySchedulerConfig, is_async: bool, reference: Reference
+) -> None:
     options: list[dict[str, Any]] = [
         {},
         {"unmasking": "quota", "steps_per_block": 4},
@@ -70,7 +75,8 @@ def test_the_same_answers_as_one_request_at_a_time(config: AnySchedulerConfig, r
         {"max_tokens": 20},
     ]
     asked = list(itertools.product(PROMPTS, options))
-    found = answers(engine(config), [job(i, prompt, **params) for i, (prompt, params) in enumerate(asked)])
+    jobs: list[Job | Answer] = [job(i, prompt, **params) for i, (prompt, params) in enumerate(asked)]
+    found = answers(engine(config, is_async=is_async), jobs)
     for i, (prompt, params) in enumerate(asked):
         expected = reference.chat(prompt, **params)
         assert (found[i].text, list(found[i].tokens)) == (expected.text, expected.tokens)
@@ -78,11 +84,16 @@ def test_the_same_answers_as_one_request_at_a_time(config: AnySchedulerConfig, r
         assert (found[i].num_prompt_tokens, found[i].custom_id) == (expected.num_prompt_tokens, f"id {i}")
 
 
-@pytest.mark.parametrize("config", [SchedulerConfig(600, 4), SynchronizedSchedulerConfig(4, 0.0)])
-def test_a_stop_string_ends_an_answer_and_frees_its_place(config: AnySchedulerConfig, reference: Reference) -> None:
+@pytest.mark.parametrize(
+    ("config", "is_async"),
+    [(SchedulerConfig(600, 4), False), (SchedulerConfig(600, 4), True), (SynchronizedSchedulerConfig(4, 0.0), False)],
+)
+def test_a_stop_string_ends_an_answer_and_frees_its_place(
+    config: AnySchedulerConfig, is_async: bool, reference: Reference
+) -> None:
     slow = {"unmasking": "quota", "steps_per_block": 32}
     jobs = [job(i, "count from 7 to 40", (stop,) if stop else (), **slow) for i, stop in enumerate(("12 13", "38", ""))]
-    found = answers(engine(config), [*jobs, job(3, "count from 2 to 60", ("33",))])
+    found = answers(engine(config, is_async=is_async), [*jobs, job(3, "count from 2 to 60", ("33",))])
     whole = reference.chat("count from 7 to 40", **slow)
     assert found[0].text == "7 8 9 10 11 " and found[0].finish_reason == "stop"
     assert list(found[0].tokens) == whole.tokens[:7]  # up to the one that completes the stop string

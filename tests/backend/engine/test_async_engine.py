@@ -19,6 +19,8 @@ from backend.engine.engine import Engine
 from backend.engine.model_runner import ModelRunner
 from backend.models.config import ModelConfig
 from backend.models.llada import Llada
+from tests.backend.engine.test_engine import run as serve
+from tests.backend.engine.test_engine import small_engine
 
 CONFIG = ModelConfig("llada", 62, 64, 32, 48, 1, 4, 4, 512, 1e-5, 10000.0, 60, (61,))
 SLOW = SamplingParams(max_tokens=32, canvas_length=32, unmasking="quota", steps_per_block=32)
@@ -132,3 +134,22 @@ def test_a_failed_step_loop_is_told_to_everyone() -> None:
             await collect(engine, "b")
 
     run(test)
+
+
+def test_an_id_that_comes_again_while_its_step_runs_gets_its_own_tokens() -> None:
+    async def main() -> None:
+        wanted = Request("alone", [7] * 12, SLOW, 0.0)
+        serve(small_engine(), [wanted])
+        engine = AsyncEngine(small_engine(is_async=True))
+        engine.start()
+        for _ in range(10):
+            old = engine.submit(Request("same", [3, 9, 2], SLOW, 0.0))
+            async for update in old:
+                if update.tokens:
+                    break
+            old.abort()
+            new = engine.submit(Request("same", [7] * 12, SLOW, 0.0))
+            assert [token async for update in new for token in update.tokens] == wanted.answer()[0]
+        await engine.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))

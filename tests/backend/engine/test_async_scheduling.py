@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -153,6 +154,48 @@ def test_a_block_longer_than_a_seat_runs_on_the_host(config: ModelConfig, counte
     counted.clear()
     assert run(small_engine(config=config, is_async=True), requests()) == expected
     assert counted["host step"] and not counted["host choice"]
+
+
+@pytest.mark.parametrize("block_length", [8, 16, 32])
+def test_what_has_the_length_of_a_graph_s_block_by_chance_is_packed(config: ModelConfig, block_length: int) -> None:
+    """`prefix` computes what is left of the canvas: as many positions as the graph's blocks have, but no such block."""
+
+    def requests() -> list[Request]:
+        params = SamplingParams(
+            64, 64, block_length, cache_policy="prefix", confidence_threshold=0.3, steps_per_block=block_length
+        )
+        return [Request(str(i), [5, i, 7], params, float(i)) for i in range(3)]
+
+    expected = run(small_engine(config=config), requests())
+    assert run(small_engine(config=config, is_async=True, graph_sizes=(1, 4)), requests()) == expected
+
+
+def test_a_default_block_too_long_for_a_seat_is_not_recorded(config: ModelConfig) -> None:
+    long = replace(config, defaults={"block_length": 128})
+    on_device = small_engine(config=long, is_async=True, graph_sizes=(1, 4)).runner.on_device
+    assert on_device is not None and on_device.graphs is None
+
+
+def test_an_id_that_comes_again_while_its_step_runs_is_another_request(config: ModelConfig) -> None:
+    engine = small_engine(config=config, is_async=True)
+    params = SamplingParams(32, 32, unmasking="quota", steps_per_block=32)
+    old, new = (Request("same", [token] * 9, params, 0.0) for token in (3, 4))
+    engine.scheduler.add(old)
+    for _ in range(3):
+        engine.step()
+    engine.scheduler.abort("same")
+    engine.scheduler.add(new)
+    ran: list[Request] = []
+    while engine.scheduler.has_work:
+        output = engine.step()
+        assert output is not None
+        ran += output.plan.prefills + output.plan.decodes  # type: ignore[operator]
+    assert set(ran) == {new} and len(ran) == 32, "the old one's last step concerns nobody"
+    alone = Request("alone", [4] * 9, params, 0.0)
+    run(small_engine(config=config), [alone])
+    assert new.block.tokens == alone.block.tokens
+    engine.scheduler.pool.check()
+    assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_pages
 
 
 def test_logits_that_are_not_finite_fail_their_request_alone(config: ModelConfig) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.gpu import run_all
 from benchmarks.simulator.latency import Measured
@@ -42,3 +43,28 @@ def test_parts_for_which_no_time_is_left_are_left_out(
     run_all.main()
     assert "serving: left out" in capsys.readouterr().out
     assert "serving" not in json.loads((tmp_path / "results.json").read_text())["toy-llada"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--toy", "--model", "nope"], "invalid choice: 'nope'"),
+        (["--toy", "--seconds", "-1"], "invalid _seconds value"),
+        (["--toy", "--seconds", "nan"], "invalid _seconds value"),
+        (["--toy", "--out", __file__], "--out: "),
+        pytest.param(
+            [], "torch sees no GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+        ),
+    ],
+)
+def test_mistakes_are_said_in_a_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    message: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run_all", "--out", str(tmp_path / "out"), *flags])
+    with pytest.raises(SystemExit) as ended:
+        run_all.main()
+    assert ended.value.code == 2 and message in capsys.readouterr().err
