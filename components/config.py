@@ -163,8 +163,13 @@ def load(section: str, path: Path | None, flags: Mapping[str, Any] | None = None
     try:
         return schema.model_validate(merged)
     except ValidationError as error:
-        problems = "; ".join(f"{section}.{e['loc'][0]}: {e['msg']} (got {e['input']!r})" for e in error.errors())
-        raise ConfigError(problems) from None
+        said: dict[str, str] = {}  # a number or a word fails as both: each field is named once
+        values: dict[str, Any] = {}
+        for problem in error.errors():
+            field, message = f"{section}.{problem['loc'][0]}", problem["msg"]
+            said[field] = f"{said[field]}, or {message[0].lower()}{message[1:]}" if field in said else message
+            values[field] = problem["input"]
+        raise ConfigError("; ".join(f"{field}: {said[field]} (got {values[field]!r})" for field in said)) from None
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
@@ -225,7 +230,10 @@ def _kind(field: FieldInfo) -> dict[str, Any]:
 
 
 def _number_or_auto(text: str) -> float | str:
-    return text if text == "auto" else int(text) if text.isdecimal() else float(text)
+    try:
+        return text if text == "auto" else int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto") from None
 
 
 def from_command_line(section: str, schema: type[ConfigT], argv: Sequence[str] | None = None) -> ConfigT:

@@ -154,3 +154,11 @@ def test_a_demonstration_model_by_name(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_model_without_a_name_is_called_like_its_folder(tmp_path: Path) -> None:
     assert RouterConfig(model=tmp_path / "llada" / ".." / "dream").model_name == "dream"
     assert RouterConfig(model=tmp_path, served_model_name="mine").model_name == "mine"
+
+
+def test_what_may_be_a_number_or_a_word_is_named_once() -> None:
+    with pytest.raises(ConfigError) as raised:
+        load("colocated_worker", None, {"kv_cache_tokens": 0, "token_budget": "much"})
+    text = str(raised.value)
+    assert text.count("kv_cache_tokens") == text.count("token_budget") == 1
+    assert "greater than or equal to 1, or input should be 'auto' (got 0)" in text and "(got 'much')" in text

@@ -49,8 +49,8 @@ def test_parts_for_which_no_time_is_left_are_left_out(
     ("flags", "message"),
     [
         (["--toy", "--model", "nope"], "invalid choice: 'nope'"),
-        (["--toy", "--seconds", "-1"], "invalid _seconds value"),
-        (["--toy", "--seconds", "nan"], "invalid _seconds value"),
+        (["--toy", "--seconds", "-1"], "is no number of seconds"),
+        (["--toy", "--seconds", "nan"], "is no number of seconds"),
         (["--toy", "--out", __file__], "--out: "),
         pytest.param(
             [], "torch sees no GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
