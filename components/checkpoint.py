@@ -25,6 +25,7 @@ def engine_config(config: WorkerConfig, scheduler: AnySchedulerConfig) -> Engine
         config.gpu_memory_utilization,
         config.async_scheduling if isinstance(config, ColocatedWorkerConfig) else None,
         config.enforce_eager,
+        config.context_length,
     )
 
 

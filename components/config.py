@@ -64,7 +64,11 @@ class FrontendConfig(CommonConfig):
     grpc_port: int | None = Field(None, ge=1, le=65535, description="port of the KServe gRPC API; off if absent")
 
 
-class RouterConfig(CommonConfig):
+class _ContextConfig(CommonConfig):
+    context_length: int | None = Field(None, ge=1, description="cap on prompt + canvas; the model's own if absent")
+
+
+class RouterConfig(_ContextConfig):
     """The router: validates requests, places every block, streams the answer."""
 
     max_queued_tokens: int = Field(262_144, ge=1, description="prompt + canvas tokens in flight before 429")
@@ -86,13 +90,12 @@ class RouterConfig(CommonConfig):
         16, ge=1, description="conditional: no more remote prefills while this many wait in the prefill pool"
     )
     default_canvas_length: int = Field(128, ge=1, description="canvas when a request names no length")
-    context_length: int | None = Field(None, ge=1, description="cap on prompt + canvas; the model's own if absent")
     steps_file: Path | None = Field(
         None, description="CSV file that every answer's forwards per block are added to (request,num_steps)"
     )
 
 
-class WorkerConfig(CommonConfig):
+class WorkerConfig(_ContextConfig):
     """What both kinds of workers have: their model, their KV pool, their device."""
 
     num_workers: int = Field(1, ge=1, description="how many such processes `sangam serve` starts")

@@ -46,7 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Answers the file; the exit status (see `components.generate.run`)."""
     given = vars(arguments)
     try:
-        worker = load("colocated_worker", None, {key: given[key] for key in (*WORKER_KEYS, "max_num_seqs")})
+        worker = load(
+            "colocated_worker", None, {key: given[key] for key in (*WORKER_KEYS, "max_num_seqs", "context_length")}
+        )
         router = load("router", None, {key: given[key] for key in ROUTER_KEYS})
     except ConfigError as error:
         print(f"sangam generate: {error}", file=sys.stderr)

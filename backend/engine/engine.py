@@ -46,6 +46,8 @@ class EngineConfig:
     attention_backend: see `selection.select`; the model's kernels follow it.
     async_scheduling: whether a step is scheduled and launched while the one before runs; if not said, on a GPU.
     enforce_eager: whether to do without CUDA graphs.
+    context_length: prompt + canvas of a request, at most; the model's own if not said. A GPU's memory is
+        divided by it.
     """
 
     model: Path
@@ -59,6 +61,7 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     async_scheduling: bool | None = None
     enforce_eager: bool = False
+    context_length: int | None = None
 
 
 class StepScheduler(Protocol):
@@ -127,6 +130,7 @@ class Engine:
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # streams, events and kernels that name no device use this one
         shape = model.config
+        longest = min(shape.max_position, config.context_length or shape.max_position)
         attention = select(config.attention_backend, device, dtype, shape.head_dim)
         if attention == "flashinfer":
             model.kernels = FlashInferKernels(shape, device)
@@ -136,7 +140,8 @@ class Engine:
 
         tokens = config.kv_cache_tokens
         if tokens == "auto" and device.type == "cuda":
-            memory = measure(new_runner, config.scheduler, shape, config.page_size, dtype, device)
+            capped = replace(shape, max_position=longest)
+            memory = measure(new_runner, config.scheduler, capped, config.page_size, dtype, device)
             token_bytes = bytes_per_token(shape, dtype)
             tokens = pool_tokens(memory, config.gpu_memory_utilization, token_bytes, config.page_size)
         elif tokens == "auto":
@@ -154,7 +159,6 @@ class Engine:
             most = min(_max_num_seqs(scheduler), MAX_SEATED)
             denoises = not isinstance(scheduler, PrefillSchedulerConfig)
             sizes = graph_sizes(most) if is_cuda and denoises and not config.enforce_eager else ()
-            longest = shape.max_position
             if attention == "sdpa":
                 sizes, longest = [size for size in sizes if size <= _LARGEST_SDPA_GRAPH], min(longest, _LONGEST_OF_SDPA)
             runner.on_device = DeviceRunner(model, cache, runner.attention, most, sizes, longest)

@@ -116,19 +116,26 @@ def measure(
     dtype: torch.dtype,
     device: torch.device,
 ) -> GPUMemory:
-    """Runs the largest step over a cache of one page, on a GPU that holds nothing but the model yet."""
+    """Runs the largest step over a cache of one page, on a GPU that holds nothing but the model yet.
+
+    Args:
+        config: the model's; its `max_position` is the longest prompt + canvas that there will be.
+    """
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     weights = torch.cuda.memory_allocated(device)
     cache = KVCache(config.num_layers, 1, page_size, config.num_kv_heads, config.head_dim, dtype, device)
-    memory = GPUMemory(total, free, weights, _activations(new_runner(cache), scheduler, weights, device))
+    steps = largest_steps(scheduler, config)
+    memory = GPUMemory(total, free, weights, _activations(new_runner(cache), steps, weights, device))
     log.info("GPU memory: %s", memory)
     return memory
 
 
-def _activations(runner: ModelRunner, scheduler: AnySchedulerConfig, weights: int, device: torch.device) -> int:
+def _activations(
+    runner: ModelRunner, steps: tuple[StepPlan, StepPlan | None, float], weights: int, device: torch.device
+) -> int:
     fixed = torch.cuda.memory_allocated(device) - weights
-    prefills, blocks, scale = largest_steps(scheduler, runner.model.config)
+    prefills, blocks, scale = steps
     needed = fixed + int(scale * _peak(runner, prefills, device))
     return needed + (_peak(runner, blocks, device) if blocks else 0)
 
