@@ -36,6 +36,8 @@ from benchmarks.gpu.serving import jobs, rate_at_latency, serve
 from benchmarks.gpu.shapes import TOY, random_model, shapes
 from benchmarks.gpu.step_times import decode_time, prefill_time, write_csv
 
+TOKEN_BUDGET = 16384
+"""While steps are measured: all blocks have to be prefilled before the first of them ends."""
 MEAN_STEPS = {"llada": 15.9, "dream": 20.5}
 """Forwards per block that the paper's ShareGPT figures fit (see benchmarks/paper)."""
 
@@ -132,7 +134,7 @@ class Run:
         model = random_model(name, getattr(torch, setup.dtype), torch.device(setup.device))
         config = EngineConfig(
             Path(name),
-            SchedulerConfig(8192, setup.max_num_seqs),
+            SchedulerConfig(TOKEN_BUDGET, setup.max_num_seqs),
             kv_cache_tokens=setup.kv_cache_tokens,
             dtype=setup.dtype,
             device=setup.device,
@@ -152,7 +154,7 @@ class Run:
         times += [prefill_time(engine, length) for length in setup.prefills]
         write_csv(self.out / f"latency-{name}.csv", times)
         self.note(name, step_times=[dataclasses.asdict(of) for of in times])
-        waiting = with_budget(engine, 8192, setup.max_num_seqs, runs_ahead=False)
+        waiting = with_budget(engine, TOKEN_BUDGET, setup.max_num_seqs, runs_ahead=False)
         on_device = engine.runner.on_device
         assert on_device is not None
         for what, graphs in (("graphs, each step waited for", on_device.graphs), ("no graphs either", None)):
