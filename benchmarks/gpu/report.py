@@ -18,7 +18,9 @@ def document(results: Mapping[str, Any]) -> str:
     gpu = next((gpus()[name] for part, name in _OF_GPU.items() if part in machine.get("gpu", "")), None)
     if "checks" in results:
         checks = results["checks"]
-        lines += [f"Checks (`pytest -m gpu`): exit code {checks['exit_code']}", "", "```", checks["output"], "```", ""]
+        code = checks.get("exit_code")
+        ended = "cut off" if code is None else f"exit code {code}"
+        lines += [f"Checks (`pytest -m gpu`): {ended}", "", "```", checks.get("output", ""), "```", ""]
     for name, found in results.items():
         if name in shapes():
             lines += _of_model(name, found, gpu)
@@ -37,6 +39,8 @@ def _of_model(name: str, found: Mapping[str, Any], gpu: GPU | None) -> list[str]
     for batch, share in found.get("busy_shares", {}).items():
         said = "nothing seen by the profiler" if share is None else f"{share:.1%} busy"
         lines += [f"GPU while {batch} blocks are denoised: {said}.", ""]
+    for failure in found.get("failures", ()):
+        lines += ["A part failed:", "", "```", failure.rstrip(), "```", ""]
     if "serving" in found:
         lines += _serving(found["serving"], found["service_s"])
     return lines

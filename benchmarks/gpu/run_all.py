@@ -10,7 +10,8 @@ if the time that is left does not do for it:
 4. one colocated engine under the load of a trace for several token budgets, and the load that one request at a
    time carries at the same mean latency (Figure 8).
 
-Everything goes to DIR/report.md and DIR/results.json as it is known. `--toy` tries all of it on a CPU.
+Everything goes to DIR/report.md and DIR/results.json as it is known; a part that fails is there with its
+traceback, and the others run all the same. `--toy` tries all of it on a CPU.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ import platform
 import subprocess
 import sys
 import time
+import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -36,10 +40,13 @@ from benchmarks.gpu.serving import jobs, rate_at_latency, serve
 from benchmarks.gpu.shapes import TOY, random_model, shapes
 from benchmarks.gpu.step_times import decode_time, prefill_time, write_csv
 
+T = TypeVar("T")
 TOKEN_BUDGET = 16384
 """While steps are measured: all blocks have to be prefilled before the first of them ends."""
 MEAN_STEPS = {"llada": 15.9, "dream": 20.5}
 """Forwards per block that the paper's ShareGPT figures fit (see benchmarks/paper)."""
+# One check that hangs must leave time to measure.
+_CHECKS_SHARE = 0.4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,13 +127,29 @@ class Run:
             return False
         return True
 
+    def tried(self, name: str, part: Callable[[], T]) -> T | None:
+        """What `part` returns; None if it fails, which must not cost the parts after it."""
+        try:
+            return part()
+        except Exception:
+            traceback.print_exc()
+            failures = self.results.get(name, {}).get("failures", [])
+            self.note(name, failures=[*failures, traceback.format_exc()])
+            return None
+
     def checks(self) -> None:
         """Part 1."""
         # A machine without a network may lack what other tests import.
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-W", "default"]
         command += ["--continue-on-collection-errors", "tests/backend"]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=max(self.left_s - 60, 10))
-        self.note("checks", exit_code=ran.returncode, output=ran.stdout[-6000:] + ran.stderr[-2000:])
+        log = self.out / "checks.log"
+        with log.open("w") as file:  # no pipe: what was said before the time was up is wanted too
+            try:
+                limit_s = max(_CHECKS_SHARE * self.left_s, 10)
+                code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=limit_s).returncode
+            except subprocess.TimeoutExpired:
+                code = None
+        self.note("checks", exit_code=code, output=log.read_text(errors="replace")[-6000:])
 
     def start(self, name: str) -> Engine:
         """An engine of that shape, its graphs recorded."""
@@ -151,6 +174,7 @@ class Run:
             for batch in setup.batches:
                 if batch * context <= setup.kv_cache_tokens:
                     times.append(decode_time(engine, batch, context))
+            self.note(name, step_times=[dataclasses.asdict(of) for of in times])
         times += [prefill_time(engine, length) for length in setup.prefills]
         write_csv(self.out / f"latency-{name}.csv", times)
         self.note(name, step_times=[dataclasses.asdict(of) for of in times])
@@ -159,8 +183,10 @@ class Run:
         assert on_device is not None
         for what, graphs in (("graphs, each step waited for", on_device.graphs), ("no graphs either", None)):
             recorded, on_device.graphs = on_device.graphs, graphs
-            slower = [decode_time(waiting, batch, setup.contexts[0]) for batch in setup.batches]
-            on_device.graphs = recorded
+            try:
+                slower = [decode_time(waiting, batch, setup.contexts[0]) for batch in setup.batches]
+            finally:
+                on_device.graphs = recorded
             self.note(name, **{what: [dataclasses.asdict(of) for of in slower]})
 
     def busy(self, name: str, engine: Engine) -> None:
@@ -173,8 +199,10 @@ class Run:
                 engine.scheduler.add(of)
             for _ in range(6):
                 engine.step()
-            shares[batch] = busy_share(lambda: [engine.step() for _ in range(12)])
-            clear(engine, requests)
+            try:
+                shares[batch] = busy_share(lambda: [engine.step() for _ in range(12)])
+            finally:
+                clear(engine, requests)
         self.note(name, busy_shares=shares)
 
     def serving(self, name: str, engine: Engine) -> None:
@@ -246,11 +274,12 @@ def main() -> None:
     torch.set_num_threads(1)
     run = Run(setup, args.out, args.seconds)
     if not args.toy:
-        run.checks()
-    engines = {name: run.start(name) for name in setup.models}
+        run.tried("checks", run.checks)
+    engines = {name: run.tried(name, partial(run.start, name)) for name in setup.models}
     for part in (run.step_times, run.busy, run.serving):
         for name, engine in engines.items():
-            part(name, engine)
+            if engine is not None:
+                run.tried(name, partial(part, name, engine))
     print((args.out / "report.md").read_text())
 
 

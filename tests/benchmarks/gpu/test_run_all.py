@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,6 +46,31 @@ def test_parts_for_which_no_time_is_left_are_left_out(
     run_all.main()
     assert "serving: left out" in capsys.readouterr().out
     assert "serving" not in json.loads((tmp_path / "results.json").read_text())["toy-llada"]
+
+
+def test_a_part_that_fails_does_not_cost_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["run_all", "--toy", "--out", str(tmp_path), "--model", "toy-llada"])
+
+    def breaks(run: Callable[[], object]) -> None:
+        raise RuntimeError("no profiler")
+
+    monkeypatch.setattr(run_all, "busy_share", breaks)
+    run_all.main()
+    found = json.loads((tmp_path / "results.json").read_text())["toy-llada"]
+    assert len(found["failures"]) == 1 and "no profiler" in found["failures"][0]
+    assert "busy_shares" not in found and found["step_times"] and found["serving"]
+    assert "no profiler" in (tmp_path / "report.md").read_text()
+
+
+def test_checks_that_hang_are_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs(command: object, **options: Any) -> None:
+        options["stdout"].write("test_one PASSED")
+        raise subprocess.TimeoutExpired("pytest", options["timeout"])
+
+    monkeypatch.setattr(subprocess, "run", hangs)
+    run_all.Run(run_all.ON_CPU, tmp_path, 100.0).checks()
+    report = (tmp_path / "report.md").read_text()
+    assert "cut off" in report and "test_one PASSED" in report
 
 
 @pytest.mark.parametrize(
