@@ -79,8 +79,9 @@ def serve(engine: Engine, load: Sequence[Job]) -> Served:
             _dispatch(engine, config, job, 0, at_block)
         output = engine.step(now=now)
         if output is None:
-            if waiting:
-                time.sleep(max(waiting[-1].arrival - (time.perf_counter() - started), 0.0))
+            if not waiting:
+                raise RuntimeError(f"nothing runs, and {', '.join(at_block)} wait")
+            time.sleep(max(waiting[-1].arrival - (time.perf_counter() - started), 0.0))
             continue
         num_steps += 1
         for ended in output.left:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backend.core.scheduler import Scheduler
-from backend.engine.engine import Engine
+from backend.engine.engine import Engine, StepOutput
 from benchmarks.gpu.engines import BLOCK_LENGTH, clear, request, synchronize
 
 COLUMNS = ("num_decodes", "mean_context", "prefill_tokens", "seconds")
@@ -37,18 +37,25 @@ def decode_time(engine: Engine, batch: int, context: int, num_steps: int = 16) -
     ]
     for of in requests:
         scheduler.add(of)
-    while scheduler.num_waiting or scheduler.num_denoising < batch:
-        engine.step()
-    engine.step()
-    device = engine.runner.cache.data.device
-    started = time.perf_counter()
-    for _ in range(num_steps):
-        output = engine.step()
-        assert output is not None and len(output.plan.decodes) == batch, "a block ended while it was measured"
-    seconds = (time.perf_counter() - started) / num_steps
-    clear(engine, requests)
-    synchronize(device)
+    try:
+        while scheduler.num_waiting or scheduler.num_denoising < batch:
+            _step(engine)
+        _step(engine)
+        started = time.perf_counter()
+        for _ in range(num_steps):
+            assert len(_step(engine).plan.decodes) == batch, "a block ended while it was measured"
+        seconds = (time.perf_counter() - started) / num_steps
+    finally:
+        clear(engine, requests)
+    synchronize(engine.runner.cache.data.device)
     return StepTime(batch, context, 0, seconds)
+
+
+def _step(engine: Engine) -> StepOutput:
+    output = engine.step()
+    if output is None or output.left:
+        raise RuntimeError(f"no block was to end yet: {output and output.errors}")
+    return output
 
 
 def prefill_time(engine: Engine, length: int, repeats: int = 3) -> StepTime:
