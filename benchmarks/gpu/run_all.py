@@ -217,7 +217,7 @@ class Run:
         any_load = loads[setup.rates[0]]
         if not self.has(3.0 * len(any_load) * setup.scale, f"{name}: serving"):
             return
-        one = with_budget(engine, 1, max_num_seqs=1, runs_ahead=False)
+        one = with_budget(engine, 1, max_num_seqs=1)
         services = [serve(one, [dataclasses.replace(job, arrival=0.0)]).seconds for job in any_load]
         self.note(name, service_s=services)
         for rate, load in loads.items():
