@@ -37,7 +37,11 @@ def _of_model(name: str, found: Mapping[str, Any], gpu: GPU | None) -> list[str]
             if what in found:
                 lines += [_beside(what, found[what], found["step_times"]), ""]
     for batch, share in found.get("busy_shares", {}).items():
-        said = "nothing seen by the profiler" if share is None else f"{share:.1%} busy"
+        said = (
+            "nothing seen by the profiler"
+            if share is None
+            else f"{share:.1%} busy or more (gaps between a graph's kernels count as idle)"
+        )
         lines += [f"GPU while {batch} blocks are denoised: {said}.", ""]
     for failure in found.get("failures", ()):
         lines += ["A part failed:", "", "```", failure.rstrip(), "```", ""]
