@@ -26,7 +26,7 @@ Step = Callable[[], tuple[Tensor, Tensor]]
 _WARM_UPS = 2
 
 
-# Larger steps take so long that the host launches their kernels in the meantime.
+# The host should launch the kernels of larger steps in less time than these take; not measured.
 _LARGEST = 64
 
 

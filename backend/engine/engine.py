@@ -29,10 +29,10 @@ from backend.models.loader import load_model
 
 AnySchedulerConfig = SchedulerConfig | PrefillSchedulerConfig | SynchronizedSchedulerConfig
 
-# What `kv_cache_tokens: auto` is where there is no GPU whose memory could be filled.
 # torch's attention copies the KV of as many positions as the longest sequence of a graph may have: 0.3 GB
 # of LLaDA-8B's at a time, and time that larger batches do not have.
 _LARGEST_SDPA_GRAPH, _LONGEST_OF_SDPA = 16, 2048
+# What `kv_cache_tokens: auto` is where there is no GPU whose memory could be filled.
 CPU_KV_CACHE_TOKENS = 65_536
 
 

@@ -77,13 +77,13 @@ def test_graphs_commit_what_eager_steps_do(shape: ModelConfig, dtype: str, atten
         committed(engine(shape, dtype, attention, enforce_eager=eager), two_step_requests(11))
         for eager in (True, False)
     ]
-    assert (blocks[0] == blocks[1]).float().mean() > 0.8
+    assert (blocks[0] == blocks[1]).float().mean() > 0.9
 
 
 def test_attention_backends_commit_the_same(shape: ModelConfig) -> None:
     pytest.importorskip("flashinfer")
     blocks = [committed(engine(shape, attention=name), two_step_requests(11)) for name in ("sdpa", "flashinfer")]
-    assert (blocks[0] == blocks[1]).float().mean() > 0.8
+    assert (blocks[0] == blocks[1]).float().mean() > 0.9
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
