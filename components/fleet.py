@@ -100,7 +100,7 @@ class Fleet:
             component = worker.report.component
             silence = now - max(worker.heard_at, self._bus.connected_since)
             patience = min(_SUSPECT_TIMEOUT_S, self._worker_timeout_s) if worker.is_suspect else self._worker_timeout_s
-            if self._bus.is_connected and silence > patience and not worker.lost.is_set():
+            if silence > patience and not worker.lost.is_set():
                 if worker.worker_id in listed[component]:  # else it has left
                     log.warning("%s %d has been silent for %.1f s: lost", component, worker.worker_id, silence)
                 worker.lost.set()

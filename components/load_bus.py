@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -23,7 +24,8 @@ class LoadBus:
     def __init__(self, client: Client, subject: str) -> None:
         self._client = client
         self._subject = subject
-        self.connected_since = time.monotonic()
+        # On the monotonic clock; infinity while there is no connection, so that nobody's silence counts.
+        self.connected_since = math.inf
 
     @classmethod
     async def connect(cls, url: str, namespace: str) -> LoadBus:
@@ -35,6 +37,7 @@ class LoadBus:
             log.info("connected to NATS")
 
         async def on_lost() -> None:
+            bus.connected_since = math.inf
             log.warning("lost NATS; reconnecting")
 
         async def on_error(error: Exception) -> None:
@@ -51,11 +54,12 @@ class LoadBus:
             reconnect_time_wait=1,
             allow_reconnect=True,
         )
+        bus.connected_since = time.monotonic()
         return bus
 
     @property
     def is_connected(self) -> bool:
-        return self._client.is_connected
+        return math.isfinite(self.connected_since)
 
     async def publish(self, report: LoadReport) -> None:
         """Drops the report while there is no connection: an old one is worth nothing."""

@@ -160,10 +160,12 @@ def _frontends(
         "DYN_HTTP_OVERLOAD_STATUS_CODE": "429",
         # One failing request would otherwise take the only router out of service for seconds.
         "DYN_RUNTIME_INHIBITED_DURATION_SECS": "0",
-        # A request that does not reach the router is sent again: after an outage of NATS the frontend is
-        # back some milliseconds before the router. One whose answer has begun is not (no sequence is as
-        # short as 1): its tokens would come back as part of the prompt, which is another question.
-        "DYN_MIGRATION_LIMIT": "200",
+        # A request that does not reach the router is sent again, at once and up to 5,000 times a second:
+        # after an outage of NATS the frontend may be back 4 s before the router, each at its own pace. A
+        # router that stays away ends this within 10 s, when its lease does. One whose answer has begun is
+        # not sent again (no sequence is as short as 1): its tokens would come back as part of the prompt,
+        # which is another question.
+        "DYN_MIGRATION_LIMIT": "100000",
         "DYN_MIGRATION_MAX_SEQ_LEN": "1",
         "DYN_LOG": os.environ.get("DYN_LOG", "info,dynamo_llm::migration=error"),
     }

@@ -58,7 +58,6 @@ class FakeContext:
 
 
 class FakeBus:
-    is_connected = True
     connected_since = 0.0
 
 

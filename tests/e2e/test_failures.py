@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -218,15 +219,33 @@ def test_requests_in_a_killed_router_end_with_an_error(graph: Served) -> None:
     wait_until(lambda: _can_chat(graph), "answers")
 
 
-def test_nats_killed_and_restarted(graph: Served, expected: Answer) -> None:
+def test_nats_killed_and_restarted(graph: Served, expected: Answer, reference: Reference) -> None:
+    """The frontend is back before the router, which is stopped so that it is: requests sent meanwhile wait."""
     with graph.stream(PROMPT, NUM_TOKENS, **OPTIONS) as stream:
         stream.read_text()
         pid = graph.kill("nats")
-        wait_until(lambda: graph.pid("nats") not in (None, pid), "NATS to be restarted")
+        router = graph.kill("router", signal.SIGSTOP)
+        sent_again = _num_sent_again(graph)
+        try:
+            wait_until(lambda: graph.pid("nats") not in (None, pid), "NATS to be restarted")
+            with ThreadPoolExecutor() as pool:
+                answer = pool.submit(graph.chat, "spell lily", 32)
+                wait_until(lambda: _num_sent_again(graph) > sent_again + 1000, "the frontend to find no router")
+                os.kill(router, signal.SIGCONT)
+                assert answer.result()["text"] == reference.chat("spell lily", 32).text
+        finally:
+            os.kill(router, signal.SIGCONT)
         stream.read_all()
     assert (stream.text, stream.finish_reason) == (expected.text, "length")
     graph.wait_until_whole(num_workers=2)
     wait_until(lambda: _can_chat(graph), "answers")
+
+
+def _num_sent_again(graph: Served) -> float:
+    """Requests that the frontend has sent to the router once more."""
+    lines = requests.get(f"{graph.url}/metrics", timeout=10).text.splitlines()
+    name = "dynamo_frontend_model_migration_total"
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name) and "new_request" in line)
 
 
 def _can_chat(graph: Served) -> bool:
