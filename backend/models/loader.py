@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch.overrides import TorchFunctionMode
 
 from backend.models import dream, llada
 from backend.models.config import CheckpointError, ModelConfig, load_config
@@ -24,12 +26,7 @@ def load_model(directory: Path, dtype: torch.dtype, device: torch.device) -> Tra
     Raises:
         CheckpointError: names the first missing, unexpected or misshapen tensor, or the broken file.
     """
-    config = load_config(directory)
-    with torch.device("meta"):
-        model = new_model(config)
-    model = model.to(dtype).to_empty(device=device).eval().requires_grad_(False)
-    if config.tie_embeddings:  # to_empty gives each of the two names memory of its own
-        model.lm_head.weight = model.embedding.weight
+    model = empty_model(load_config(directory), dtype, device)
     targets = checkpoint_tensors(model)
     files = _files(directory)
     found = {name for names in files.values() for name in names}
@@ -47,6 +44,30 @@ def load_model(directory: Path, dtype: torch.dtype, device: torch.device) -> Tra
 def new_model(config: ModelConfig) -> Transformer:
     """The model that `config` describes, its weights not yet any checkpoint's."""
     return dream.Dream(config) if config.architecture == "dream" else llada.Llada(config)
+
+
+def empty_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Transformer:
+    """As `new_model`, for inference in `dtype` on `device`: nobody has written to its matrices."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device, _WithoutInitialisation():
+            return new_model(config).eval().requires_grad_(False)
+    finally:
+        torch.set_default_dtype(default)
+
+
+class _WithoutInitialisation(TorchFunctionMode):
+    """Leaves parameters as they were allocated.
+
+    Modules on the meta device would, too, but there initialising them imports torch's compiler: 2 s.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def checkpoint_tensors(model: Transformer) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ import torch
 
 from backend.models.config import ModelConfig
 from backend.models.layers import Transformer
-from backend.models.loader import new_model
+from backend.models.loader import empty_model
 from benchmarks.simulator.hardware import Model, models
 
 TOY = {
@@ -45,9 +45,7 @@ def model_config(name: str) -> ModelConfig:
 
 def random_model(name: str, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Transformer:
     """A model of that shape on `device`; the same seed gives the same weights on the same kind of device."""
-    with torch.device("meta"):
-        model = new_model(model_config(name))
-    model = model.to(dtype).to_empty(device=device).eval().requires_grad_(False)
+    model = empty_model(model_config(name), dtype, device)
     generator = torch.Generator(device).manual_seed(seed)
     for parameter in model.parameters():
         if parameter.dim() == 1:
