@@ -50,8 +50,9 @@ format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Two processes: one for the tests with graphs, which wait a lot and run one at a time, one for all others.
 test: install
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses=2 --dist=loadgroup $(ARGS)
 
 serve: install
 	$(BIN)/sangam serve $(GRAPH) $(ARGS)

@@ -22,6 +22,18 @@ HYBRID = ("hybrid", "--prefill=1", "--colocated=2", "--overflow-threshold=600", 
 DISAGGREGATED = ("disaggregated", "--prefill=2", "--colocated=1", TIMEOUT)
 
 
+# Its graph is its own, and half of its time is waiting.
+BESIDE_THE_OTHERS = "test_chaos.py"
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One process for all tests that share graphs."""
+    for item in items:
+        if item.get_closest_marker("e2e") and item.path.name != BESIDE_THE_OTHERS:
+            item.add_marker(pytest.mark.xdist_group("graphs"))
+
+
 class _OneAtATime:
     """Stops one graph before it starts the next, wherever tests of both stand."""
 

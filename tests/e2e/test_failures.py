@@ -181,23 +181,23 @@ def test_a_hanging_worker_is_given_up_and_may_come_back(graph: Served, expected:
 
 def test_who_hung_for_longer_than_the_lease_comes_back(graph: Served, reference: Reference) -> None:
     """As after a laptop's sleep: discovery has forgotten the processes, which do not know."""
-    everyone = graph.discovered()
     pids = [graph.kill(program, signal.SIGSTOP) for program in ("colocated_worker.0", "router")]
     try:
         wait_until(
-            lambda: (
-                not any("/router/" in name for name in graph.discovered())
-                and sum("/colocated_worker/generate/" in name for name in graph.discovered()) == 1
-            ),
+            lambda: not any("/router/" in name for name in graph.discovered()) and _num_discovered_workers(graph) == 1,
             "discovery to forget them",
         )
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: len(graph.discovered()) == len(everyone), "them to be discovered again")
+    wait_until(lambda: _num_discovered_workers(graph) == 2, "them to be discovered again")
     graph.wait_until_whole(num_workers=2)
     wait_until(lambda: _can_chat(graph), "answers")
     assert graph.chat("spell lily", 32)["text"] == reference.chat("spell lily", 32).text
+
+
+def _num_discovered_workers(graph: Served) -> int:
+    return sum("/colocated_worker/generate/" in name for name in graph.discovered())
 
 
 def test_a_killed_router_comes_back_with_the_model(graph: Served, reference: Reference) -> None:

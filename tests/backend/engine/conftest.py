@@ -6,32 +6,40 @@ from collections import defaultdict
 
 import pytest
 
-Row = tuple[str, str, str, str]
-_KEY = pytest.StashKey[dict[Row, list[tuple[bool, bool]]]]()
+_PROPERTY = "case of the reference code"
 
 
 class GoldenTable:
-    """Collects (same tokens, same number of forwards) by model, cache, strategy and remark."""
+    """Collects (same tokens, same number of forwards) by model, cache, strategy and remark.
 
-    def __init__(self, config: pytest.Config) -> None:
-        self._rows = config.stash.setdefault(_KEY, defaultdict(list))
+    They travel with the test's report: it may have run in another process than the one that prints.
+    """
+
+    def __init__(self, test: pytest.Item) -> None:
+        self._properties = test.user_properties
 
     def compare(
         self, model: str, cache: str, strategy: str, remark: str, *, tokens: bool, forwards: bool, case: str
     ) -> None:
         """Notes one case and fails the test that it belongs to if it is not the same."""
-        self._rows[model, cache, strategy, remark].append((tokens, forwards))
+        self._properties.append((_PROPERTY, ((model, cache, strategy, remark), (tokens, forwards))))
         assert tokens, f"{case}: other tokens"
         assert forwards, f"{case}: other number of forwards"
 
 
 @pytest.fixture
-def golden_table(pytestconfig: pytest.Config) -> GoldenTable:
-    return GoldenTable(pytestconfig)
+def golden_table(request: pytest.FixtureRequest) -> GoldenTable:
+    return GoldenTable(request.node)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    rows = config.stash.get(_KEY, None)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    rows: dict[tuple[str, ...], list[tuple[bool, bool]]] = defaultdict(list)
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.getreports(outcome):
+            for name, value in report.user_properties if report.when == "call" else ():
+                if name == _PROPERTY:
+                    row, same = value
+                    rows[tuple(row)].append(same)
     if not rows:
         return
     write = terminalreporter.write_line
