@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import torch
+
 from backend.engine.engine import AnySchedulerConfig, EngineConfig
 from backend.models.config import ModelConfig
 from components.config import ColocatedWorkerConfig, WorkerConfig
@@ -12,14 +14,19 @@ from components.protocol import ModelCard
 
 
 def engine_config(config: WorkerConfig, scheduler: AnySchedulerConfig) -> EngineConfig:
-    """The engine of a worker's configuration."""
+    """The engine of a worker's configuration, on this machine."""
+    device, dtype = config.device, config.dtype
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
     return EngineConfig(
         config.model,
         scheduler,
         config.page_size,
         config.kv_cache_tokens,
-        config.dtype,
-        config.device,
+        dtype,
+        device,
         config.num_threads,
         config.attention_backend,
         config.gpu_memory_utilization,

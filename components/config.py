@@ -106,8 +106,12 @@ class WorkerConfig(_ContextConfig):
     gpu_memory_utilization: float = Field(
         0.9, gt=0, lt=1, description="share of the GPU's memory that weights, activations and an auto KV pool take"
     )
-    dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="weights, activations and KV")
-    device: str = Field("cpu", description="torch device")
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+        "auto", description="weights, activations and KV; auto: bfloat16 on a GPU, float32 on a CPU"
+    )
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N; auto: a GPU if there is one"
+    )
     attention_backend: Literal["auto", "flashinfer", "sdpa"] = Field(
         "auto", description="flashinfer needs an NVIDIA GPU and float16 or bfloat16; sdpa is torch's, for any device"
     )

@@ -153,12 +153,12 @@ def _load(config: ColocatedWorkerConfig) -> tuple[Engine, TextProcessor, ModelCa
         text = TextProcessor(config.model)
     except Exception as error:  # tokenizers raises plain Exception
         raise BatchError(f"cannot read the tokenizer of {config.model}: {error}") from None
+    on_this_machine = engine_config(config, SchedulerConfig(config.token_budget, config.max_num_seqs))
     try:
-        scheduler = SchedulerConfig(config.token_budget, config.max_num_seqs)
-        engine = Engine.from_config(engine_config(config, scheduler))
+        engine = Engine.from_config(on_this_machine)
     except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
-        raise BatchError(f"cannot run {config.model} on {config.device}: {error}") from None
-    return engine, text, model_card(config.model, engine.runner.model.config, config.dtype)
+        raise BatchError(f"cannot run {config.model} on {on_this_machine.device}: {error}") from None
+    return engine, text, model_card(config.model, engine.runner.model.config, on_this_machine.dtype)
 
 
 def _jobs(

@@ -62,12 +62,13 @@ class Worker(Generic[ConfigT]):
     async def main(self) -> int:
         """Runs until it is told to stop or has drained (0), or cannot go on (1)."""
         config = self.config
+        on_this_machine = engine_config(config, self.scheduler_config())
         try:
-            engine = await asyncio.to_thread(Engine.from_config, engine_config(config, self.scheduler_config()))
+            engine = await asyncio.to_thread(Engine.from_config, on_this_machine)
         except (CheckpointError, RuntimeError, AssertionError) as error:  # torch without CUDA asserts
             log.error("cannot serve %s: %s", config.model, error)
             return 1
-        self.card = model_card(config.model, engine.runner.model.config, config.dtype)
+        self.card = model_card(config.model, engine.runner.model.config, on_this_machine.dtype)
         bus = await LoadBus.connect(os.environ["NATS_SERVER"], config.namespace)
         self.runtime = runtime = Runtime(config)
         endpoint = runtime.endpoint(self.component, "generate")
@@ -79,7 +80,8 @@ class Worker(Generic[ConfigT]):
         more = await self.serve_more(runtime)
         serving = runtime.serve(endpoint, self.generate, self.metrics.registry)
         reporting = asyncio.ensure_future(self._report(bus))
-        log.info("serving %s as %s %d", config.model_name, self.component, self.worker_id)
+        place = f"on {on_this_machine.device} in {on_this_machine.dtype}"
+        log.info("serving %s as %s %d %s", config.model_name, self.component, self.worker_id, place)
         assert self.engine.died is not None
         forgotten = asyncio.ensure_future(runtime.forgotten(endpoint))
         tasks: set[asyncio.Future[Any]] = {serving, self.engine.died, reporting, forgotten, *more}

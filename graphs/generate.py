@@ -11,7 +11,7 @@ import importlib
 import sys
 
 from components.config import ColocatedWorkerConfig, ConfigError, RouterConfig, add_flag, load
-from graphs import sampling_flags
+from graphs import gpus, sampling_flags
 
 MODULE = "components.generate"
 """A string: graphs import no engine."""
@@ -65,4 +65,5 @@ def _num_seqs(worker: ColocatedWorkerConfig) -> int:
     """So many that pages are the only bound, where they may be."""
     if worker.kv_cache_tokens != "auto":
         return worker.kv_cache_tokens
-    return sys.maxsize if worker.device == "cpu" else AUTO_NUM_SEQS_ON_GPU
+    on_cpu = worker.device == "cpu" or (worker.device == "auto" and not any(gpus.in_turn()))
+    return sys.maxsize if on_cpu else AUTO_NUM_SEQS_ON_GPU

@@ -142,7 +142,8 @@ def _components(
         port = next(ports)
         environment = {**shared, **HEALTH, "DYN_SYSTEM_PORT": str(port), "DYN_SYSTEM_HOST": "127.0.0.1"}
         url = f"http://127.0.0.1:{port}"
-        if getattr(settings.sections[component.name], "device", "") == "cuda" and (gpu := next(gpu_names, "")):
+        device = getattr(settings.sections[component.name], "device", "cpu")
+        if device in ("auto", "cuda") and (gpu := next(gpu_names, "")):
             environment["CUDA_VISIBLE_DEVICES"] = gpu
         programs.append(Program(name, tuple(argv), environment, url, may_leave=bool(component.replicas)))
     return programs

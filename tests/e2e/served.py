@@ -79,7 +79,8 @@ class Served:
         command = [sys.executable, "-m", "graphs", "serve", graph, f"--model={model}"]
         command += [f"--served-model-name={MODEL_NAME}", f"--http-port={http}", f"--grpc-port={grpc}"]
         # What `sangam serve` writes down of what runs stays here, too.
-        self.environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
+        # On a CPU, wherever the tests run: their reference is.
+        self.environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "CUDA_VISIBLE_DEVICES": ""}
         command += [f"--log-dir={self.logs}", f"--steps-file={self.steps_file}", *flags]
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=output, env=self.environment)

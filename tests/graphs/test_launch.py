@@ -59,7 +59,12 @@ def test_all_workers_are_one_stage_and_only_they_may_leave(graph: Graph) -> None
 
 @pytest.mark.parametrize(
     ("device", "seen", "expected"),
-    [("cuda", "3,GPU-7", ["3", "GPU-7", "3"]), ("cuda", "", [None] * 3), ("cpu", "3", [None] * 3)],
+    [
+        ("cuda", "3,GPU-7", ["3", "GPU-7", "3"]),
+        ("auto", "3,GPU-7", ["3", "GPU-7", "3"]),
+        ("cuda", "", [None] * 3),
+        ("cpu", "3", [None] * 3),
+    ],
 )
 def test_workers_on_gpus_take_them_in_turn(
     device: str, seen: str, expected: list[str | None], monkeypatch: pytest.MonkeyPatch
