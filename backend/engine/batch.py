@@ -155,7 +155,7 @@ class PackedBatch:
 
     def masked_places(self) -> NDArray[np.int64]:
         """Where a token may still be unmasked: `request row * L + offset`, ascending."""
-        return np.flatnonzero(self._is_masked)
+        return self._is_masked.nonzero()[0]
 
     def logit_rows(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """The packed row whose logits predict each place."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -58,6 +59,8 @@ class SamplingBatch:
         self._params = params
         self._device = device
         self._shape = (len(requests), longest_block)
+        self._dense = np.empty(self._shape, dtype=np.float32)
+        self._places = self._dense.reshape(-1)
         # No score reaches 2: a row of another rule gets its best position by the threshold rule, and
         # whatever it takes beyond that by its own.
         self._threshold = np.array(
@@ -96,9 +99,11 @@ class SamplingBatch:
         score, drawn = confidence, None
         if self._special is not None:
             score, drawn = self._special.judge(logits, confidence, *np.divmod(masked, self._shape[1]))
-        likelihood = score.numpy(force=True)
+        score = score.cpu()
+        likelihood = score.numpy()
         broken = None
-        if not np.isfinite(likelihood.sum()) or (self._special is not None and bool(confidence.isnan().any())):
+        # By torch: numpy's first sum after a forward costs 0.04 ms.
+        if not math.isfinite(score.sum().item()) or (self._special is not None and bool(confidence.isnan().any())):
             # A broken row outranks all others, so that its request is sure to hear of it in this step.
             broken = confidence.isnan().numpy(force=True)
             likelihood = np.where(broken, np.inf, likelihood)
@@ -129,15 +134,16 @@ class SamplingBatch:
 
     def _unmask(self, score: NDArray[np.float32], masked: NDArray[np.int64]) -> NDArray[np.int64]:
         """Which of the N masked positions are committed, by each request's own rule."""
-        dense = np.full(self._shape, -np.inf, dtype=np.float32)
-        dense.ravel()[masked] = score
+        dense = self._dense
+        dense.fill(-np.inf)
+        self._places[masked] = score
         chosen = by_threshold(dense, self._threshold)
         if self._factor_rows:
             chosen[self._factor_rows] = by_factor(dense[self._factor_rows], self._factor)
         if self._quota_rows:
-            counts = np.array([num_to_commit(self._requests[row].block, self._params[row]) for row in self._quota_rows])
-            if (counts != 1).any():
-                chosen[self._quota_rows] = by_quota(dense[self._quota_rows], counts)
+            counts = [num_to_commit(self._requests[row].block, self._params[row]) for row in self._quota_rows]
+            if counts.count(1) < len(counts):
+                chosen[self._quota_rows] = by_quota(dense[self._quota_rows], np.array(counts))
         if self._paced_rows:
             caps = np.array([_pace(self._requests[row]) for row in self._paced_rows])
             chosen[self._paced_rows] &= by_quota(dense[self._paced_rows], caps)
