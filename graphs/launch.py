@@ -17,10 +17,10 @@ from graphs.graph import Component, Graph
 from graphs.program import Program
 
 # A component is healthy when its main endpoint serves (unset, /health stays 503 for ever), and being
-# asked before that is no error to log.
+# asked before that is no error to log. Neither are several lines for every block.
 HEALTH = {
     "DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS": '["generate"]',
-    "DYN_LOG": os.environ.get("DYN_LOG", "info,tower_http=off"),
+    "DYN_LOG": os.environ.get("DYN_LOG", "info,tower_http=off,dynamo_runtime::pipeline::network=warn"),
 }
 WILDCARD_HOSTS = ("0.0.0.0", "::")
 
