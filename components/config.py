@@ -181,9 +181,11 @@ def load(section: str, path: Path | None, flags: Mapping[str, Any] | None = None
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        document = yaml.safe_load(path.read_text()) or {}
+        document = yaml.safe_load(path.read_text("utf-8")) or {}
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(document, dict):

@@ -128,7 +128,8 @@ class Fleet:
         return self._calls[worker.report.component]
 
     def __iter__(self) -> Iterator[FleetWorker]:
-        return iter(self._workers.values())
+        """Those of this moment: Dynamo asks for metrics in a thread of its own, while workers come and go."""
+        return iter(list(self._workers.values()))
 
     @property
     def model(self) -> ModelCard | None:

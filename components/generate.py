@@ -46,6 +46,7 @@ def run(
         router: what it accepts is accepted here.
         defaults: options of lines that do not name them.
     """
+    is_resumable = target != STREAM and not _is_stream(source)
     try:
         with _Interrupt() as interrupt, _opened(source) as stream, _answers(source, target) as answers:
             num_lines = _survey(source, answers)
@@ -63,7 +64,7 @@ def run(
             return _failed("nobody reads the answers any more", 1)
         return _failed(f"{error.filename or target}: {error.strerror}", 2)
     if interrupt.number:
-        how = "the same command goes on from here" if STREAM not in (source, target) else "answers so far were written"
+        how = "the same command goes on from here" if is_resumable else "answers so far were written"
         return _failed(f"interrupted; {how}", 128 + interrupt.number)
     return 1 if totals.num_failures else 0
 
@@ -92,13 +93,20 @@ class _Interrupt:
         signal.signal(number, signal.SIG_DFL)
 
 
+def _is_stream(source: str) -> bool:
+    """Whether it can be read only once: stdin, a pipe, a device."""
+    path = Path(source)
+    return source == STREAM or path.is_fifo() or path.is_char_device()
+
+
 @contextlib.contextmanager
 def _opened(source: str) -> Iterator[BinaryIO]:
-    if source == STREAM:
-        if sys.stdin is None:
+    if _is_stream(source):
+        if source == STREAM and sys.stdin is None:
             raise BatchError("stdin is closed; give a file or something to read from")
         # Neither sys.stdin nor ever closed: when the process ends, a thread may still be reading it.
-        yield open(sys.stdin.fileno(), "rb", closefd=False)
+        file = sys.stdin.fileno() if source == STREAM else os.open(source, os.O_RDONLY)
+        yield open(file, "rb", closefd=False)
     else:
         with Path(source).open("rb") as stream:
             yield stream
@@ -106,11 +114,13 @@ def _opened(source: str) -> Iterator[BinaryIO]:
 
 def _answers(source: str, target: str) -> AnswersFile | AnswersStream:
     if target == STREAM:
+        if sys.stdout is None:
+            raise BatchError("stdout is closed; name a file for the answers")
         return AnswersStream()
     path = Path(target)
-    if source == STREAM and path.exists() and path.stat().st_size:
+    if _is_stream(source) and path.exists() and path.stat().st_size:
         raise BatchError(f"{target} holds answers already: only a run whose input is a file can be resumed")
-    if source != STREAM and path.exists() and os.path.samefile(source, target):
+    if not _is_stream(source) and path.exists() and os.path.samefile(source, target):
         raise BatchError(f"{target} is the input, too; choose another output")
     return AnswersFile(path)
 
@@ -121,7 +131,7 @@ def _survey(source: str, answers: AnswersFile | AnswersStream) -> int | None:
     Raises:
         BatchError: the answers that are there belong to another input.
     """
-    if source == STREAM:
+    if _is_stream(source):
         return None
     num_lines = 0
     missing = set(answers.answered)
@@ -170,7 +180,7 @@ def _jobs(
     limits: Limits,
     defaults: Mapping[str, Any],
 ) -> Iterator[Job | Answer | None]:
-    for at in arriving(stream) if source == STREAM else lines(stream):
+    for at in arriving(stream) if _is_stream(source) else lines(stream):
         if at is None:
             yield None
             continue

@@ -219,7 +219,6 @@ class Router:
                             yield Piece(tokens, piece, logprobs=logprobs)
                 if context.is_stopped():
                     return
-                self.metrics.blocks.inc()
                 request.next_block()
 
     async def _run_block(self, request: Request, context: Context, trip: Trip) -> AsyncGenerator[None]:

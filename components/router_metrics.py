@@ -32,7 +32,7 @@ class RouterMetrics:
         self.registry = registry = CollectorRegistry()
         self.requests = Counter("sangam_router_requests", "Requests by outcome", ["outcome"], registry=registry)
         self.tokens = Counter("sangam_router_tokens", "Tokens returned to clients", registry=registry)
-        self.blocks = Counter("sangam_router_blocks", "Blocks completed", registry=registry)
+        self.blocks = Counter("sangam_router_blocks", "Blocks completed, of requests that ended", registry=registry)
         self.seconds = Histogram("sangam_router_request_seconds", "End-to-end latency", registry=registry)
         self._phases = Histogram(
             "sangam_router_phase_seconds", "Time of a request per phase, summed over its blocks", ["phase"],
@@ -55,6 +55,7 @@ class RouterMetrics:
     def request_done(self, account: Account, seconds: float) -> None:
         self.requests.labels(account.outcome).inc()
         self.tokens.inc(account.num_tokens)
+        self.blocks.inc(len(account.trip.num_steps))
         self.seconds.observe(seconds)
         for phase, value in account.trip.seconds.items():
             self._phases.labels(phase).observe(value)
@@ -74,7 +75,7 @@ class _DispatcherCollector(Collector):
         overflows = CounterMetricFamily("sangam_router_overflows", "Prefills that overflowed the prefill pool")
         overflows.add_metric([], placer.num_overflows)
         prefills = CounterMetricFamily("sangam_router_prefills", "Prefills placed", labels=["cause", "route"])
-        for labels, count in self._dispatcher.num_prefills.items():
+        for labels, count in list(self._dispatcher.num_prefills.items()):
             prefills.add_metric(labels, count)
         per_worker = {
             name: GaugeMetricFamily(f"sangam_router_{name}", about, labels=["component", "worker"])

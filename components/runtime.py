@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn, Protocol, cast
 
 import uvloop
@@ -76,14 +75,8 @@ Handler = Callable[[Message, Context], AsyncIterator[Message]]
 
 
 def refuse(status: int, message: str) -> NoReturn:
-    """Ends a request with an HTTP status, as far as Dynamo's frontend passes it on."""
+    """Ends a request with an HTTP status, as far as Dynamo's frontend passes it on; Dynamo logs it with a traceback."""
     raise HttpError(status, message) from None
-
-
-def _print_unless_refusal(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Dynamo prints what a handler raises; a refused request is no reason for a traceback."""
-    if not isinstance(error, HttpError):
-        sys.__excepthook__(kind, error, trace)
 
 
 def run(main: Callable[[], Coroutine[Any, Any, int]], config: CommonConfig) -> NoReturn:
@@ -103,7 +96,6 @@ def run(main: Callable[[], Coroutine[Any, Any, int]], config: CommonConfig) -> N
     if not os.environ.get("NATS_SERVER"):
         print("error: no NATS server: give --nats nats://HOST:PORT", file=sys.stderr)
         sys.exit(2)
-    sys.excepthook = _print_unless_refusal
     status = uvloop.run(main())
     sys.stdout.flush()
     sys.stderr.flush()
@@ -289,6 +281,9 @@ class ModelRegistration:
             worker_type=WorkerType.Aggregated,
             runtime_config=config,
         )
+        # The frontend's list of models shows the length of either one.
+        length = ModelRuntimeConfig()
+        length.context_length = context_length
         await register_model(
             model_input=ModelInput.Tensor,
             model_type=ModelType.TensorBased,
@@ -296,6 +291,7 @@ class ModelRegistration:
             model_path=name,
             model_name=name,
             worker_type=WorkerType.Aggregated,
+            runtime_config=length,
             tensor_model_config={
                 "name": "",
                 "inputs": [],

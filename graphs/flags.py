@@ -34,7 +34,8 @@ def add(parser: argparse.ArgumentParser, graph: Graph) -> None:
     sections = [component.name for component in graph.components]
     parser.epilog = (
         f"{_dashed(sections[-1])}.device cuda sets a key of one section alone, and so for every key of the sections "
-        f"{', '.join(sections)}. Such a flag wins over one without a section, and both win over the file."
+        f"{', '.join(sections)}. Such a flag wins over one without a section, and both win over the file. "
+        f"A default is what a key is that the file, configs/{graph.name}.yaml if no other, does not name."
     )
 
 

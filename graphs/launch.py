@@ -17,10 +17,10 @@ from graphs.graph import Component, Graph
 from graphs.program import Program
 
 # A component is healthy when its main endpoint serves (unset, /health stays 503 for ever), and being
-# asked before that is no error to log.
+# asked before that is no error to log. Neither are several lines for every block.
 HEALTH = {
     "DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS": '["generate"]',
-    "DYN_LOG": os.environ.get("DYN_LOG", "info,tower_http=off"),
+    "DYN_LOG": os.environ.get("DYN_LOG", "info,tower_http=off,dynamo_runtime::pipeline::network=warn"),
 }
 WILDCARD_HOSTS = ("0.0.0.0", "::")
 
@@ -82,10 +82,13 @@ def nats_program(port: int) -> Program:
     return Program("nats", (binary, "--addr", "127.0.0.1", "--port", str(port)))
 
 
-def stages(settings: Settings, nats_url: str, discovery_dir: str, ports: Iterator[int]) -> list[list[Program]]:
+def stages(
+    settings: Settings, nats_url: str, discovery_dir: str, home: str, ports: Iterator[int]
+) -> list[list[Program]]:
     """The programs of the graph, NATS excepted, in the order in which to start them.
 
     Args:
+        home: below which the frontends keep what they copy of the model.
         ports: free ports of this machine, for what is not configured.
     """
     shared = _environment(settings.frontend, nats_url, discovery_dir)
@@ -96,7 +99,7 @@ def stages(settings: Settings, nats_url: str, discovery_dir: str, ports: Iterato
         programs: list[Program] = []
         for component in stage:
             if component.name == "frontend":
-                programs += _frontends(settings, component, shared, ports)
+                programs += _frontends(settings, component, {**shared, "HOME": home}, ports)
             else:
                 programs += _components(settings, component, shared, found, ports, gpu_names)
         result.append(programs)

@@ -40,8 +40,8 @@ def serve(settings: Settings, log_dir: Path, terminal: Terminal) -> int:
         log_dir.mkdir(parents=True, exist_ok=True)
         for log in log_dir.glob("*.log"):
             log.unlink()
-        with _discovery_dir(settings) as discovery_dir:
-            return asyncio.run(_Run(settings, log_dir, discovery_dir, terminal).run())
+        with _discovery_dir(settings) as discovery_dir, _home() as home:
+            return asyncio.run(_Run(settings, log_dir, discovery_dir, home, terminal).run())
     except (ConfigError, PortTaken) as error:
         terminal.failed(str(error))
     except OSError as error:
@@ -53,7 +53,7 @@ def check(settings: Settings) -> None:
     """Finds what would make the start fail, before anything is started.
 
     Raises:
-        ConfigError: no such model, no NATS server to run, or sections that cannot work together.
+        ConfigError: no such model, no NATS server to run, one port for two, or sections that cannot work together.
         PortTaken: one of the frontend's ports is.
     """
     config = settings.frontend
@@ -63,6 +63,10 @@ def check(settings: Settings) -> None:
         raise ConfigError(f"no model in {config.model} (no config.json there); choose one with --model")
     require_free(config.http_host, config.http_port, "--http-port")
     if config.grpc_port is not None:
+        if config.grpc_port == config.http_port:
+            raise ConfigError(
+                f"--http-port and --grpc-port are both {config.http_port}; choose another for one of them"
+            )
         require_free("0.0.0.0", config.grpc_port, "--grpc-port")  # Dynamo's KServe server knows no other host
     if not config.nats:
         nats_program(NATS_PORT)
@@ -109,10 +113,35 @@ def _discovery_dir(settings: Settings) -> Iterator[str]:
             yield directory
 
 
+@contextlib.contextmanager
+def _home() -> Iterator[str]:
+    """The user's home directory, or a private one where that cannot be written.
+
+    Dynamo's frontend copies the tokenizer to ~/.cache/dynamo, and never serves the model where it cannot.
+    """
+    home = os.path.expanduser("~")
+    if _can_be_written(Path(home, ".cache", "dynamo")):
+        yield home
+    else:
+        with tempfile.TemporaryDirectory(prefix="sangam-home-", ignore_cleanup_errors=True) as directory:
+            yield directory
+
+
+def _can_be_written(folder: Path) -> bool:
+    """Whether it is a folder to write to, made if it was not there."""
+    if not folder.is_absolute():
+        return False  # this user has no home
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
 class _Run:
-    def __init__(self, settings: Settings, log_dir: Path, discovery_dir: str, terminal: Terminal) -> None:
+    def __init__(self, settings: Settings, log_dir: Path, discovery_dir: str, home: str, terminal: Terminal) -> None:
         self._settings, self._log_dir, self._terminal = settings, log_dir, terminal
-        self._discovery_dir = discovery_dir
+        self._discovery_dir, self._home = discovery_dir, home
         self._state: state.StateFile | None = None
 
     async def run(self) -> int:
@@ -185,7 +214,7 @@ class _Run:
         terminal.reached(f"NATS at {nats_url}")
 
         programs: list[Program] = []
-        for stage in stages(self._settings, nats_url, self._discovery_dir, ports):
+        for stage in stages(self._settings, nats_url, self._discovery_dir, self._home, ports):
             supervisor.start(stage)
             programs = [*stage, *programs]
         async with readiness.new_client() as http:

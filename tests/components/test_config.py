@@ -113,6 +113,13 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         load("router", tmp_path / "nowhere.yaml")
 
 
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "graph.yaml"
+    path.write_bytes(b"router:\n  # \xff\n")
+    with pytest.raises(ConfigError, match="graph.yaml is not UTF-8: invalid start byte at byte 12"):
+        load("router", path)
+
+
 def test_empty_sections_are_fine(tmp_path: Path) -> None:
     path = tmp_path / "graph.yaml"
     path.write_text("common:\nrouter:\n")

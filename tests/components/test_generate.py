@@ -141,6 +141,23 @@ def test_a_closed_stdin_is_said_so() -> None:
     )  # fmt: skip
 
 
+def test_a_closed_stdout_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(chats("spell pear"))
+    command = f"exec {sys.executable} -m graphs generate {tmp_path}/in.jsonl - >&-"
+    done = subprocess.run(command, shell=True, cwd=ROOT, text=True, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2, ["sangam generate: stdout is closed; name a file for the answers"],
+    )  # fmt: skip
+
+
+def test_a_named_pipe_is_read_once_as_stdin_is(run: Run, tmp_path: Path) -> None:
+    pipe, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["sh", "-c", 'printf %s "$1" > "$0"', str(pipe), chats("spell pear")]):
+        assert run(pipe, target)[0] == 0
+    assert [record["text"] for record in records(target)] == ["p e a r"]
+
+
 def waiting_for(path: Path, num_lines: int, process: subprocess.Popen[str]) -> None:
     while not path.exists() or path.read_bytes().count(b"\n") < num_lines:
         assert process.poll() is None, process.communicate()

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+import requests
 
 from benchmarks.demo_model import tasks
 from tests.e2e.kserve import Kserve
@@ -25,6 +26,11 @@ PROMPTS = {
     "long prompt": f"first 5 of: {LISTED}",
 }
 MAX_TOKENS = 96
+
+
+def test_the_list_of_models_says_how_long_a_context_may_be(graph: Served) -> None:
+    listed = requests.get(f"{graph.url}/v1/models", timeout=10).json()["data"]
+    assert [(entry["id"], entry["context_window"]) for entry in listed] == [(MODEL_NAME, 2048)]
 
 
 @pytest.mark.parametrize("name", PROMPTS)

@@ -23,7 +23,7 @@ NATS = "nats://127.0.0.1:4999"
 
 def programs(path: Path | None = None, **flags: Any) -> dict[str, Program]:
     settings = Settings(COLOCATED, path, flags)
-    in_order = stages(settings, NATS, "/discovery", itertools.count(20_000))
+    in_order = stages(settings, NATS, "/discovery", "/home/me", itertools.count(20_000))
     return {program.name: program for stage in in_order for program in stage}
 
 
@@ -35,7 +35,7 @@ def test_every_graph_names_known_sections_and_replica_keys() -> None:
 
 
 def test_workers_start_first_and_frontends_last() -> None:
-    in_order = stages(Settings(COLOCATED, None, {"grpc_port": 9000}), NATS, "", itertools.count(20_000))
+    in_order = stages(Settings(COLOCATED, None, {"grpc_port": 9000}), NATS, "", "/home/me", itertools.count(20_000))
     assert [[program.name for program in stage] for stage in in_order] == [
         ["colocated_worker.0"],
         ["router"],
@@ -46,7 +46,7 @@ def test_workers_start_first_and_frontends_last() -> None:
 @pytest.mark.parametrize("graph", [HYBRID, DISAGGREGATED], ids=lambda graph: graph.name)
 def test_all_workers_are_one_stage_and_only_they_may_leave(graph: Graph) -> None:
     flags = {"prefill_worker.num_workers": 1, "colocated_worker.num_workers": 2}
-    in_order = stages(Settings(graph, None, flags), NATS, "", itertools.count(20_000))
+    in_order = stages(Settings(graph, None, flags), NATS, "", "/home/me", itertools.count(20_000))
     workers = ["prefill_worker.0", "colocated_worker.0", "colocated_worker.1"]
     assert [[program.name for program in stage] for stage in in_order] == [workers, ["router"], ["frontend"]]
     found = {program.name: program for stage in in_order for program in stage}
@@ -71,14 +71,14 @@ def test_workers_on_gpus_take_them_in_turn(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
     flags = {"prefill_worker.num_workers": 1, "colocated_worker.num_workers": 2, "device": device}
-    in_order = stages(Settings(HYBRID, None, flags), NATS, "", itertools.count(20_000))
+    in_order = stages(Settings(HYBRID, None, flags), NATS, "", "/home/me", itertools.count(20_000))
     workers = [program for stage in in_order for program in stage if "worker" in program.name]
     assert [worker.environment.get("CUDA_VISIBLE_DEVICES") for worker in workers] == expected
 
 
 def test_each_worker_gets_the_flags_of_its_section() -> None:
     flags = {"kv_cache_tokens": 4096, "prefill_worker.kv_cache_tokens": "8192", "router.overflow_threshold": "inf"}
-    in_order = stages(Settings(HYBRID, None, flags), NATS, "", itertools.count(20_000))
+    in_order = stages(Settings(HYBRID, None, flags), NATS, "", "/home/me", itertools.count(20_000))
     found = {program.name: program.argv[3:] for stage in in_order for program in stage}
     assert sorted(found["prefill_worker.0"]) == ["--kv-cache-tokens=8192", f"--nats={NATS}"]
     assert sorted(found["colocated_worker.0"]) == ["--kv-cache-tokens=4096", f"--nats={NATS}"]
@@ -129,6 +129,7 @@ def test_environment() -> None:
         assert environment["DYN_EVENT_PLANE"] == "nats"
         assert environment["NATS_SERVER"] == NATS
     assert "DYN_SYSTEM_PORT" not in found["frontend"].environment
+    assert found["frontend"].environment["HOME"] == "/home/me"
     assert found["frontend"].environment["DYN_HTTP_OVERLOAD_STATUS_CODE"] == "429"
     assert found["router"].status_url == f"http://127.0.0.1:{found['router'].environment['DYN_SYSTEM_PORT']}"
 

@@ -46,7 +46,8 @@ from graphs.program import Program
 folder, port, status, worker, worker_port = Path(sys.argv[1]), *sys.argv[2:6]
 (folder / "model").mkdir()
 (folder / "model" / "config.json").write_text("{}")
-def stages(settings, nats_url, discovery_dir, ports):
+def stages(settings, nats_url, discovery_dir, home, ports):
+    (folder / "home").write_text(home)
     (folder / "discovery").write_text(discovery_dir)
     frontend = (sys.executable, "-c", %r, port, status)
     worker_url = f"http://127.0.0.1:{worker_port}" if worker_port else settings.url
@@ -61,7 +62,9 @@ sys.exit(__main__.main(["serve", "colocated", "--model", str(folder / "model"), 
 class Served:
     """A running `serve` and what it printed."""
 
-    def __init__(self, folder: Path, *flags: str, status: int = 200, worker: str = WORKER) -> None:
+    def __init__(
+        self, folder: Path, *flags: str, status: int = 200, worker: str = WORKER, home: Path | None = None
+    ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as other:
             port, worker_port = server.getsockname()[1], other.getsockname()[1]
         self.folder, self._output = folder, folder / "output"
@@ -73,7 +76,7 @@ class Served:
                 [sys.executable, "-c", script, *arguments],
                 stdout=output,
                 stderr=output,
-                env={**os.environ, "XDG_STATE_HOME": str(folder / "state")},
+                env={**os.environ, "XDG_STATE_HOME": str(folder / "state"), "HOME": str(home or folder)},
             )
 
     def output(self) -> str:
@@ -197,3 +200,21 @@ def test_a_state_that_cannot_be_written_is_no_reason_to_stop(tmp_path: Path) -> 
     finally:
         served.process.send_signal(signal.SIGINT)
         assert served.exit_status() == 0
+
+
+def test_frontends_get_a_home_that_they_can_write_to(tmp_path: Path) -> None:
+    """Else they would never serve the model: Dynamo copies its tokenizer to ~/.cache."""
+    no_home = tmp_path / "file"
+    no_home.write_text("")
+    for i, (home, is_usable) in enumerate([(tmp_path, True), (no_home, False)]):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        served = Served(folder, home=home)
+        try:
+            served.wait_for("Ctrl-C stops everything")
+            given = Path((folder / "home").read_text())
+            assert (given == home) is is_usable and given.is_dir()
+        finally:
+            served.process.send_signal(signal.SIGINT)
+            assert served.exit_status() == 0
+        assert given.exists() is is_usable

@@ -131,6 +131,13 @@ def test_a_port_in_use_is_named_before_anything_starts(
     assert not (model / "logs").exists()
 
 
+def test_one_port_for_both_apis_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    assert main(["serve", "colocated", "--model", str(model), "--http-port", port, "--grpc-port", port]) == 2
+    assert f"--http-port and --grpc-port are both {port}" in capsys.readouterr().out
+
+
 def test_the_command_imports_no_engine() -> None:
     code = (
         "import sys, graphs.__main__, graphs.local\n"
