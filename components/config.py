@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
+
+from components.yaml_file import read_yaml
 
 DEMO_MODELS = {
     "demo": Path(__file__).resolve().parent / "demo_model",  # LLaDA
@@ -181,13 +182,9 @@ def load(section: str, path: Path | None, flags: Mapping[str, Any] | None = None
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        document = yaml.safe_load(path.read_text("utf-8")) or {}
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+        document = read_yaml(path) or {}
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: expected sections (common, {', '.join(SECTIONS)}), got {document!r}")
     everything = {key for schema in SECTIONS.values() for key in schema.model_fields}

@@ -52,8 +52,13 @@ class RunningGraph:
 
 
 def folder() -> Path:
-    """Where this user's state is kept."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "sangam"
+    """Where this user's state is kept; some users of containers have no home."""
+    if given := os.environ.get("XDG_STATE_HOME"):
+        return Path(given, "sangam")
+    home = os.path.expanduser("~")
+    if home == "~":
+        return Path(tempfile.gettempdir(), f"sangam-{os.getuid()}")
+    return Path(home, ".local", "state", "sangam")
 
 
 def running() -> list[RunningGraph]:
