@@ -32,15 +32,15 @@ class Baseline:
 
 
 BASELINES = (
-    Baseline("LLaDA-8B, ShareGPT, colocated", "llada-8b", "sharegpt", 0, 7.06),
-    Baseline("LLaDA-8B, ShareGPT, hybrid 5P3C", "llada-8b", "sharegpt", 5, 6.83),
-    Baseline("Dream-7B, arXiv, colocated", "dream-7b", "arxiv", 0, 9.81),
-    Baseline("Dream-7B, arXiv, hybrid 5P3C", "dream-7b", "arxiv", 5, 10.2),
+    Baseline("LLaDA-8B, ShareGPT, colocated", "llada-8b", "sharegpt", 0, 6.96),
+    Baseline("LLaDA-8B, ShareGPT, hybrid 5P3C", "llada-8b", "sharegpt", 5, 6.72),
+    Baseline("Dream-7B, arXiv, colocated", "dream-7b", "arxiv", 0, 9.59),
+    Baseline("Dream-7B, arXiv, hybrid 5P3C", "dream-7b", "arxiv", 5, 9.93),
 )
 
 MORE_COLOCATED = (
-    Baseline("LLaDA-8B, ShareGPT, hybrid 3P5C", "llada-8b", "sharegpt", 3, 6.83),
-    Baseline("Dream-7B, arXiv, hybrid 3P5C", "dream-7b", "arxiv", 3, 10.2),
+    Baseline("LLaDA-8B, ShareGPT, hybrid 3P5C", "llada-8b", "sharegpt", 3, 6.72),
+    Baseline("Dream-7B, arXiv, hybrid 3P5C", "dream-7b", "arxiv", 3, 9.93),
 )
 """At 5P3C's knees; for ideas that take prefills to colocated workers."""
 
