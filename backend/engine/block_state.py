@@ -50,6 +50,7 @@ class BlockState:
         self._block_positions = np.arange(start, end)
         # Before position 0 there is no row: it is predicted by its own, as in Dream's own code.
         self._predictors = np.maximum(self._block_positions - self._logits_shift, 0)
+        self._rows_of_block = np.maximum(self._predictors - start, 0)
 
     def commit(self, offset: int, token: int) -> None:
         self._ids[offset] = token
@@ -67,19 +68,18 @@ class BlockState:
             return Part(self._sequence, self._kv.slots, positions, self._kv, self._predictors, is_masked, only_first)
         ranges = query(self.request, self._logits_shift)
         start = self.request.block_start
-        if ranges == [(start, start + len(self._ids))]:
+        is_scattered = len(ranges) > 1 or self.request.params.policy.recompute is Recompute.NEARBY
+        kv, is_masked = self._kv, self._is_masked
+        if not is_scattered and ranges[0] == (start, start + len(self._ids)):
             ids, slots, positions = self._ids, self._block_slots, self._block_positions
+            return Part(ids, slots, positions, kv, self._rows_of_block, is_masked, False)
+        positions = np.concatenate([np.arange(*positions) for positions in ranges])
+        if is_scattered:
+            rows = np.minimum(positions.searchsorted(self._predictors), len(positions) - 1)
+            is_masked = is_masked & (positions[rows] == self._predictors)  # what no query predicts waits
         else:
-            positions = np.concatenate([np.arange(*positions) for positions in ranges])
-            ids, slots = self._sequence[positions], self._kv.slots[positions]
-        if len(ranges) > 1 or self.request.params.policy.recompute is Recompute.NEARBY:
-            at = np.minimum(positions.searchsorted(self._predictors), len(positions) - 1)
-            # What no query predicts waits.
-            return Part(
-                ids, slots, positions, self._kv, at, self._is_masked & (positions[at] == self._predictors), False
-            )
-        rows = np.maximum(self._predictors - ranges[0][0], 0)
-        return Part(ids, slots, positions, self._kv, rows, self._is_masked, False)
+            rows = np.maximum(self._predictors - ranges[0][0], 0)
+        return Part(self._sequence[positions], kv.slots[positions], positions, kv, rows, is_masked, False)
 
     @cached_property
     def _sequence(self) -> Ints:

@@ -47,7 +47,7 @@ class Seating:
         positions. The device unmasks those that fit: see `Seats.fits`.
         """
         rows = [self._rows.pop(request.block, None) for request in requests]
-        steady = [i for i, of in enumerate(requests) if is_steady(of) and of.block.length <= LONGEST_BLOCK]
+        steady = [i for i, row in enumerate(rows) if row or _may_sit(requests[i])]
         for i in steady[self._max_num_seqs :]:
             if row := rows[i]:
                 self._free.append(row.seat)
@@ -74,3 +74,7 @@ class Seating:
             oldest = next(iter(self._rows))
             self._free.append(self._rows.pop(oldest).seat)
         return self._free.pop()
+
+
+def _may_sit(request: Request) -> bool:
+    return is_steady(request) and request.block.length <= LONGEST_BLOCK
