@@ -13,9 +13,7 @@ import torch
 from backend.core.queries import is_steady
 from backend.core.request import Request, RequestStatus
 from backend.core.sampling_params import SamplingParams
-from backend.core.step import StepPlan, StepResult
-from backend.core.synchronized_scheduler import SynchronizedScheduler, SynchronizedSchedulerConfig
-from backend.engine.block_state import BlockState
+from backend.core.step import StepResult
 from backend.engine.decode_graphs import DecodeGraphs
 from backend.engine.device_runner import DeviceRunner
 from backend.engine.engine import Engine
@@ -23,7 +21,6 @@ from backend.engine.host_choice import HostChoice
 from backend.engine.model_runner import ModelRunner
 from backend.engine.running_step import RunningStep
 from backend.models.config import ModelConfig
-from backend.sampling.seats import Seats
 from tests.backend.engine.test_engine import DREAM, EOS, LLADA, Logprobs, mixed_requests, run, small_engine
 
 
@@ -171,76 +168,6 @@ def test_tokens_that_an_earlier_attempt_streamed_stand_with_all_policies_and_rul
         answer, known = expected[request.request_id], request.block.known
         if not request.params.remask_below:
             assert tuple(answer[: len(known)]) == known[: len(answer)]
-
-
-ODD: list[dict[str, Any]] = [
-    {"cache_policy": "none"},
-    {"cache_policy": "dkv-decode"},
-    {"cache_policy": "dkv-greedy", "unmasking": "random"},
-    {"cache_refresh_interval": 2},
-    {"remask_below": 0.5},
-    {"block_length": 128},
-]
-
-
-@pytest.mark.parametrize("options", ODD, ids=lambda options: " ".join(options))
-def test_others_keep_their_seats_beside_one_that_has_none(
-    config: ModelConfig, options: dict[str, Any], counted: Counter[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def requests() -> list[Request]:
-        params = SamplingParams(128, 128, **{"steps_per_block": 32, **options})
-        return [Request("odd", [5, 6, 7], params, 0.0), *plain_requests(8)]
-
-    expected = run(small_engine(config=config), requests())
-    seated: Counter[tuple[str, int]] = Counter()
-    hosted: set[str] = set()
-    beside: list[int] = []
-    take, launch, init = Seats.take, DeviceRunner.launch, HostChoice.__init__
-
-    def taking(self: Seats, seats: list[int], requests: list[Request]) -> None:
-        seated.update((request.request_id, request.block.index) for request in requests)
-        take(self, seats, requests)
-
-    def choosing(self: HostChoice, states: list[BlockState], *args: Any) -> None:
-        hosted.update(state.request.request_id for state in states)
-        init(self, states, *args)
-
-    def launching(self: DeviceRunner, plan: StepPlan, *args: Any) -> RunningStep:
-        names = [request.request_id for request in (*plan.prefills, *plan.decodes)]
-        beside.append(len(names) - 1 if "odd" in names else 0)
-        return launch(self, plan, *args)
-
-    monkeypatch.setattr(Seats, "take", taking)
-    monkeypatch.setattr(HostChoice, "__init__", choosing)
-    monkeypatch.setattr(DeviceRunner, "launch", launching)
-    counted.clear()
-    assert run(small_engine(seqs=9, config=config, is_async=True), requests()) == expected
-    assert sum(map(bool, beside)) > 5, "there are such steps"
-    assert hosted == {"odd"} and not counted["host step"]
-    assert set(seated.values()) == {1} and "odd" not in {name for name, _ in seated}
-
-
-def test_steps_of_requests_without_a_seat_alone(config: ModelConfig) -> None:
-    def requests() -> list[Request]:
-        return [Request("0", [5, 6], SamplingParams(64, 64, cache_policy="none"), 0.0)]
-
-    engine = small_engine(config=config, is_async=True)
-    assert run(engine, requests()) == run(small_engine(config=config), requests())
-
-
-def test_more_requests_in_a_step_than_seats(config: ModelConfig, counted: Counter[str]) -> None:
-    """As on a prefill worker whose sequences are very short; batches that move in lockstep have decodes as well."""
-
-    def engine(is_async: bool) -> Engine:
-        engine = small_engine(seqs=3, config=config, is_async=is_async)
-        settings = SynchronizedSchedulerConfig(batch_size=8, batch_timeout_s=0.0)
-        engine.scheduler = SynchronizedScheduler(settings, engine.scheduler.pool, config.logits_shift)
-        return engine
-
-    expected = run(engine(False), plain_requests(24))
-    counted.clear()
-    assert run(engine(True), plain_requests(24)) == expected
-    assert counted["host choice"] > 20 and not counted["host step"]
 
 
 @pytest.mark.parametrize("block_length", [8, 16, 32])
