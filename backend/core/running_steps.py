@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 
 from backend.core.block import Block
 from backend.core.page_pool import PagePool
@@ -33,6 +33,12 @@ class RunningSteps:
     @property
     def last(self) -> StepPlan:
         return self._steps[-1][0]
+
+    def concern(self, names: Collection[str]) -> bool:
+        """Whether any of these requests, by id, is in a step that runs."""
+        return any(
+            request.request_id in names for plan, _ in self._steps for request in (*plan.prefills, *plan.decodes)
+        )
 
     def begin(self, plan: StepPlan) -> None:
         self._steps.append((plan, [request.block for request in (*plan.prefills, *plan.decodes)]))

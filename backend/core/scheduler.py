@@ -44,7 +44,7 @@ class Scheduler:
 
     Args:
         logits_shift: the model's, see `backend.core.queries`.
-        is_plain: which requests can be in a step whose predecessor's result is not known yet; steady ones only.
+        is_plain: which requests can be in a step before their result of the one before is known; steady ones only.
     """
 
     def __init__(
@@ -97,8 +97,11 @@ class Scheduler:
 
     @property
     def can_run_ahead(self) -> bool:
-        """Whether `schedule` may be called before `update` has told of the step before, once."""
-        return not self._odd and len(self._running) < 2
+        """Whether `schedule` may be called before `update` has told of the step before, once.
+
+        Not if that has a request whose next step needs the result.
+        """
+        return len(self._running) < 2 and not (self._odd and self._running.concern(self._odd))
 
     @property
     def waiting_tokens(self) -> int:
@@ -179,7 +182,7 @@ class Scheduler:
                 if self._requests.get(request.request_id) is request and request.status is RequestStatus.PREFILLING:
                     self._denoise(request)
             decodes = [request for request in self._denoising.values() if not self._running.surely_ends(request)]
-            decode_tokens = sum(self._steady_tokens[request.request_id] for request in decodes)
+            decode_tokens = sum(map(self._num_tokens, decodes))
         admitted = self.budget.admit(decode_tokens, self._waiting.sizes, self._seat)
         prefills = self._waiting.take(admitted)
         if not prefills and not decodes:
@@ -187,6 +190,9 @@ class Scheduler:
         plan = StepPlan(prefills, decodes, decode_tokens)
         self._running.begin(plan)
         return plan
+
+    def _num_tokens(self, request: Request) -> int:
+        return self._steady_tokens.get(request.request_id) or num_query_tokens(request, self.logits_shift)
 
     def _num_older(self, index: int) -> int:
         waiting = self._waiting[index]

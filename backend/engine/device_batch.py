@@ -1,21 +1,19 @@
-"""StepPlan -> one packed batch whose masked tokens lie on the device: T tokens, B requests, L the longest block."""
+"""StepPlan -> one packed batch; masked tokens of those that have a seat lie there: T tokens, B requests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from backend.attention.base import SequenceSpan
 from backend.attention.kv_cache import KVCache, PagedSequence
 from backend.core.block import Block
 from backend.core.cache_policy import Recompute
-from backend.core.queries import commits_only_first
 from backend.core.request import Request
-from backend.core.step import StepPlan
+from backend.engine.block_state import Part
+from backend.engine.packing import Ints, Packing, min_rows
 from backend.engine.staging import upload
 
 
@@ -42,62 +40,60 @@ class Row:
 class DeviceBatch:
     """Whole sequences of the prefills, then the queries of the decodes, then padding (see `PackedBatch`).
 
+    Args:
+        rows: of each request, None where it has no seat; M requests have one.
+        parts: at least of those that have none, by their place among the requests.
+
     Attributes:
         token_ids, positions, slots: int64 [T]; masks in the rows [N] that `fill_in` sets.
-        seat_of: int32 [B].
-        first_row, least_row: int64 [B], the packed rows of each block's first position and of its
+        seat_of: int32 [M].
+        first_row, least_row: int64 [M], the packed rows of each seated block's first position and of its
             sequence's first query.
-        first_rows, begins: the same on the host.
+        begins: [B], the latter of all requests, on the host.
     """
 
     def __init__(
         self,
         requests: Sequence[Request],
-        rows: Sequence[Row],
+        rows: Sequence[Row | None],
+        parts: Mapping[int, Part],
         num_prefills: int,
         cache: KVCache,
         mask_token_id: int,
-        min_rows: int,
     ) -> None:
-        ids: list[NDArray[np.int64]] = []
-        positions: list[NDArray[np.int64]] = []
-        slots: list[NDArray[np.int64]] = []
-        token_rows: list[NDArray[np.int64]] = []
-        token_seats: list[NDArray[np.int64]] = []
-        token_offsets: list[NDArray[np.int64]] = []
-        begins: list[int] = []
+        device, packing = cache.data.device, Packing()
+        token_rows: list[Ints] = []
+        token_seats: list[Ints] = []
+        token_offsets: list[Ints] = []
         first_rows: list[int] = []
-        self.begins, self.first_rows = begins, first_rows
-        self.spans: list[SequenceSpan] = []
-        total = 0
+        least_rows: list[int] = []
         for i, (request, row) in enumerate(zip(requests, rows, strict=True)):
-            begins.append(total)
+            if row is None:
+                part = parts[i]
+                packing.add(part.ids, part.slots, part.positions, part.kv)
+                continue
             if i < num_prefills:
-                size = request.sequence_length
-                ids.append(_whole_sequence(request, mask_token_id))
-                positions.append(np.arange(size))
-                slots.append(row.kv.slots)
-                first_rows.append(total + row.start)
+                ids = _whole_sequence(request, mask_token_id)
+                begin = packing.add(ids, row.kv.slots, np.arange(len(ids)), row.kv)
+                first_rows.append(begin + row.start)
             else:
-                size = row.query_end - row.start
-                ids.append(np.full(size, mask_token_id))
-                positions.append(np.arange(row.start, row.query_end))
-                slots.append(row.kv.slots[row.start : row.query_end])
-                first_rows.append(total)
+                positions = np.arange(row.start, row.query_end)
+                ids = np.full(len(positions), mask_token_id)
+                begin = packing.add(ids, row.kv.slots[row.start : row.query_end], positions, row.kv)
+                first_rows.append(begin)
                 offsets = np.arange(row.end - row.start)
-                token_rows.append(total + offsets)
+                token_rows.append(begin + offsets)
                 token_seats.append(np.full(len(offsets), row.seat))
                 token_offsets.append(offsets)
-            self.spans.append(SequenceSpan(total, total + size, row.kv))
-            total += size
-        if padding := max(min_rows - total, 0):
-            ids.append(np.zeros(padding, dtype=np.int64))
-            slots.append(np.full(padding, cache.scratch_slot))
-            positions.append(np.zeros(padding, dtype=np.int64))
-        parts = (ids, positions, slots, token_rows, token_seats, token_offsets)
-        seats = np.array([row.seat for row in rows])
-        arrays = [*map(_joined, parts), seats, np.array(first_rows), np.array(begins)]
-        self.token_ids, self.positions, self.slots, *rest = upload(arrays, cache.data.device)
+            least_rows.append(begin)
+        self.spans, self.begins = packing.spans, packing.begins
+        seats = [row.seat for row in rows if row is not None]
+        arrays = [
+            *packing.arrays(cache, min_rows(device)),
+            *map(_joined, (token_rows, token_seats, token_offsets)),
+            *(np.array(of_rows, dtype=np.int64) for of_rows in (seats, first_rows, least_rows)),
+        ]
+        self.token_ids, self.slots, self.positions, *rest = upload(arrays, device)
         *self._from_seats, seat_of, self.first_row, self.least_row = rest
         self.seat_of = seat_of.int()
 
@@ -115,18 +111,10 @@ def logit_rows(place: Tensor, first_row: Tensor, least_row: Tensor, longest_bloc
     return torch.maximum(first_row[batch_row] + offset - logits_shift, least_row[batch_row])
 
 
-def num_candidates(plan: StepPlan, logits_shift: int) -> int:
-    """Positions that the step may unmask, at most: results of a step that still runs are not known here."""
-    num = sum(request.block.num_masked for request in plan.decodes)
-    for request in plan.prefills:
-        num += 1 if commits_only_first(request, logits_shift) else request.block.num_masked
-    return num
-
-
-def _whole_sequence(request: Request, mask_token_id: int) -> NDArray[np.int64]:
+def _whole_sequence(request: Request, mask_token_id: int) -> Ints:
     known = np.array((*request.prompt, *request.response), dtype=np.int64)
     return np.concatenate((known, np.full(request.sequence_length - len(known), mask_token_id)))
 
 
-def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+def _joined(parts: list[Ints]) -> Ints:
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)

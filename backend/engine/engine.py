@@ -207,7 +207,7 @@ def new_scheduler(
 
 
 def _max_num_seqs(config: AnySchedulerConfig) -> int:
-    """Requests of a step, or, of prefills, of all but odd ones: a larger step runs all the same, only slower."""
+    """Requests of a step, or, of prefills, of all but very short ones: the host chooses the tokens of those beyond."""
     if isinstance(config, SchedulerConfig):
         return config.max_num_seqs
     if isinstance(config, PrefillSchedulerConfig):

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from backend.attention.base import AttentionBackend
 from backend.attention.kv_cache import KVCache
@@ -17,10 +14,10 @@ from backend.core.block import Block
 from backend.core.queries import is_steady
 from backend.core.request import Request
 from backend.core.step import StepPlan, StepResult
-from backend.engine.batch import BlockState, PackedBatch, min_rows
+from backend.engine.batch import PackedBatch
+from backend.engine.block_state import BlockState
 from backend.engine.device_runner import DeviceRunner
 from backend.models.layers import Transformer
-from backend.sampling.sampler import FAILED, Choice
 
 
 class Pending(Protocol):
@@ -43,10 +40,10 @@ class Ended(NamedTuple):
 class ModelRunner:
     """Owns the model's forward and the KV memory. One thread at a time.
 
-    Here, tokens are chosen on the host, by any rule and for any cache policy.
+    Here, all tokens are chosen on the host.
 
     Args:
-        on_device: runs the steps of plain requests, if given.
+        on_device: runs the steps instead, if given.
     """
 
     def __init__(
@@ -59,12 +56,9 @@ class ModelRunner:
         self.model = model
         self.cache = cache
         self.attention = attention or SdpaBackend(cache)
-        self.mask_token_id = model.config.mask_token_id
-        self._min_rows = min_rows(cache.data.device)
         self.on_device = on_device
-        self._states: dict[str, BlockState] = {}
+        self._states: dict[Block, BlockState] = {}
         self._batch: PackedBatch | None = None
-        self._batch_blocks: list[Block] = []
 
     @property
     def last_batch(self) -> PackedBatch | None:
@@ -80,14 +74,9 @@ class ModelRunner:
         return self.on_device is not None and self.on_device.is_plain(request)
 
     def launch(self, plan: StepPlan, on_layer: Callable[[int], None] | None = None) -> Pending:
-        """Begins a step, and waits for its end unless all its requests are plain."""
-        if self.on_device is None:
-            return Ended(self.run(plan, on_layer))
-        if self.on_device.takes(plan):
-            self._states = {}
-            self.forget_batch()
+        """Begins a step, and waits for its end if tokens are chosen on the host."""
+        if self.on_device is not None:
             return self.on_device.launch(plan, on_layer)
-        self.on_device.forget((*plan.prefills, *plan.decodes))
         return Ended(self.run(plan, on_layer))
 
     @torch.inference_mode()
@@ -96,57 +85,25 @@ class ModelRunner:
         batch = self._pack(plan)
         attention = self.attention.begin(batch.slots, batch.spans, on_layer)
         hidden = self.model(batch.token_ids, batch.positions, attention)
-        masked = batch.masked_places()
-        logits = self._logits(hidden, batch.logit_rows(masked))
-        choice = batch.sampling.choose(logits, self.mask_token_id, masked)
-        return self._result(plan, batch, choice)
+        choice = batch.choice.choose(hidden, self.model.logits)
+        result = batch.choice.result(choice)
+        if result.errors:
+            self.forget_batch()
+        elif self._batch is batch:
+            batch.write(choice)
+        return result
 
     def _pack(self, plan: StepPlan) -> PackedBatch:
         requests = (*plan.prefills, *plan.decodes)
         blocks = [request.block for request in requests]
-        if self._batch is not None and not plan.prefills and blocks == self._batch_blocks:
+        if self._batch is not None and not plan.prefills and blocks == list(self._states):
             return self._batch
-        states = {}
-        for request in requests:
-            known = self._states.get(request.request_id)
-            if known is None or known.block is not request.block:
-                known = BlockState(request, self.cache, self.mask_token_id)
-            states[request.request_id] = known
-        self._states = states
-        shift = self.model.config.logits_shift
-        batch = PackedBatch(plan, list(states.values()), self.cache, self.mask_token_id, shift, self._min_rows)
+        config = self.model.config
+        self._states = {
+            request.block: self._states.get(request.block) or BlockState(request, self.cache, config)
+            for request in requests
+        }
+        batch = PackedBatch(plan, list(self._states.values()), self.cache, config)
         # One that never runs again would hold its tensors for nothing.
-        runs_again = not plan.prefills and all(map(is_steady, plan.decodes))
-        self._batch, self._batch_blocks = (batch, blocks) if runs_again else (None, [])
+        self._batch = batch if not plan.prefills and all(map(is_steady, plan.decodes)) else None
         return batch
-
-    def _logits(self, hidden: Tensor, rows: NDArray[np.int64]) -> Tensor:
-        """Logits of `rows` [N] alone, computed on at least `min_rows` rows (see PackedBatch)."""
-        count = len(rows)
-        if count < self._min_rows:
-            rows = np.concatenate((rows, np.zeros(self._min_rows - count, dtype=np.int64)))
-        index = torch.from_numpy(rows).to(hidden.device)
-        return self.model.logits(hidden.index_select(0, index))[:count, : self.model.config.vocab_size]
-
-    def _result(self, plan: StepPlan, batch: PackedBatch, choice: Choice) -> StepResult:
-        places, tokens = choice.places, choice.tokens
-        requests = (*plan.prefills, *plan.decodes)
-        states = list(self._states.values())
-        per_request: list[list[tuple[int, int]]] = [[] for _ in requests]
-        errors: dict[str, str] = {}
-        for i, (place, token) in enumerate(zip(places.tolist(), tokens.tolist(), strict=True)):
-            row, offset = divmod(place, batch.longest_block)
-            request = requests[row]
-            if token == FAILED:
-                position = request.block_start + offset
-                errors[request.request_id] = f"the model's logits at position {position} are not finite"
-            elif offset < len(request.block.known):
-                token = tokens[i] = request.block.known[offset]
-            per_request[row].append((offset, token))
-            states[row].commit(offset, token)
-        if self._batch is batch:
-            if errors:
-                self.forget_batch()
-            else:
-                batch.write(places, tokens)
-        return StepResult(per_request, errors, batch.sampling.logprobs(choice))

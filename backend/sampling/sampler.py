@@ -80,12 +80,20 @@ class SamplingBatch:
                 [p.logprobs or 0 if p.logprobs is not None or p.remask_below else -1 for p in params]
             )
         self._special = SpecialRows(requests, device) if any(map(is_special, params)) else None
+        self._known: NDArray[np.int64] | None = None
+        """By place, the token that an earlier attempt already streamed there, or -1."""
+        if any(request.block.known for request in requests):
+            known = np.full(self._shape, -1)
+            for row, request in zip(known, requests, strict=True):
+                row[: len(request.block.known)] = request.block.known
+            self._known = known.ravel()
 
     def choose(self, logits: Tensor, mask_token_id: int, masked: NDArray[np.int64]) -> Choice:
         """The commits of one step.
 
         Every request with a masked position commits at least one, so every step makes progress, unless
-        its quota for this step is 0, which ends with its steps. The mask token is never a candidate.
+        its quota for this step is 0, which ends with its steps. The mask token is never a candidate. A token
+        that an earlier attempt already streamed (`Block.known`) stands.
 
         Args:
             logits: [N, V] of the masked positions, overwritten.
@@ -113,9 +121,13 @@ class SamplingBatch:
         tokens = chosen_logits.argmax(dim=-1).numpy(force=True)
         if drawn is not None:
             tokens = np.where(drawn[picked] >= 0, drawn[picked], tokens)
+        places = masked[picked]
+        if self._known is not None:
+            known = self._known[places]
+            tokens = np.where(known >= 0, known, tokens)
         if broken is not None:
             tokens[broken[picked]] = FAILED
-        return Choice(masked[picked], tokens, chosen_logits)
+        return Choice(places, tokens, chosen_logits)
 
     def logprobs(self, choice: Choice) -> dict[str, list[TokenLogprobs]]:
         """Request id -> of each of its commits in `choice`; of requests that need them and did not fail."""

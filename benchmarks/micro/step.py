@@ -152,7 +152,7 @@ def bare_forward(engine: Engine) -> Callable[[], object]:
     packed = runner.last_batch
     assert packed is not None
     attention = SdpaAttention(runner.cache, packed.slots, packed.spans)
-    rows = torch.from_numpy(packed.logit_rows(packed.masked_places()))
+    rows = torch.from_numpy(packed.choice.logit_rows())
     return lambda: runner.model.logits(runner.model(packed.token_ids, packed.positions, attention)[rows])
 
 

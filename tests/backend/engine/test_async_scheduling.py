@@ -15,10 +15,11 @@ from backend.core.request import Request, RequestStatus
 from backend.core.sampling_params import SamplingParams
 from backend.core.step import StepResult
 from backend.engine.decode_graphs import DecodeGraphs
-from backend.engine.device_runner import DeviceRunner, RunningStep
+from backend.engine.device_runner import DeviceRunner
 from backend.engine.engine import Engine
 from backend.engine.host_choice import HostChoice
 from backend.engine.model_runner import ModelRunner
+from backend.engine.running_step import RunningStep
 from backend.models.config import ModelConfig
 from tests.backend.engine.test_engine import DREAM, EOS, LLADA, Logprobs, mixed_requests, run, small_engine
 
@@ -44,7 +45,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(owner, name, counting)
 
     count("host step", ModelRunner, "run")
-    count("host choice", HostChoice, "__init__")
+    count("host choice", HostChoice, "choose")
     count("graphs", DecodeGraphs, "run")
     launch = DeviceRunner.launch
 
@@ -122,13 +123,21 @@ def steady_requests() -> list[Request]:
     return [request for request in mixed_requests(160) if is_steady(request)]
 
 
+def same_logprobs(told: Logprobs, expected: Logprobs) -> None:
+    assert told.keys() == expected.keys()
+    for name, of in told.items():
+        assert of.keys() == expected[name].keys()
+        for at, one in of.items():
+            assert one.logprob == pytest.approx(expected[name][at].logprob, abs=1e-5)
+
+
 @pytest.mark.parametrize("seqs", [32, 4])
 @pytest.mark.parametrize("graph_sizes", [(), (1, 4, 32)], ids=["packed", "graphs"])
 @pytest.mark.parametrize("are_steady", [False, True], ids=["all policies", "steady"])
 def test_with_requests_that_need_the_host_among_them(
     config: ModelConfig, seqs: int, graph_sizes: tuple[int, ...], are_steady: bool, counted: Counter[str]
 ) -> None:
-    """Their tokens are chosen there, or their steps run there, and with them all others of the step."""
+    """Their tokens are chosen there; the forward is everybody's."""
     requests = steady_requests if are_steady else lambda: mixed_requests(40)
     expected_logprobs: Logprobs = {}
     expected = run(small_engine(config=config), requests(), expected_logprobs)
@@ -136,24 +145,29 @@ def test_with_requests_that_need_the_host_among_them(
     engine = small_engine(seqs=seqs, config=config, is_async=True, graph_sizes=graph_sizes)
     counted.clear()
     assert run(engine, requests(), logprobs) == expected
-    assert counted["host choice" if are_steady else "host step"] > 20
-    assert not (are_steady and counted["host step"])
-    assert logprobs.keys() == expected_logprobs.keys()
-    for name, of in logprobs.items():
-        assert of.keys() == expected_logprobs[name].keys()
-        for at, told in of.items():
-            assert told.logprob == pytest.approx(expected_logprobs[name][at].logprob, abs=1e-5)
+    assert counted["host choice"] > 20 and not counted["host step"]
+    same_logprobs(logprobs, expected_logprobs)
 
 
-def test_a_block_longer_than_a_seat_runs_on_the_host(config: ModelConfig, counted: Counter[str]) -> None:
+@pytest.mark.parametrize("graph_sizes", [(), (1, 4, 32)], ids=["packed", "graphs"])
+def test_tokens_that_an_earlier_attempt_streamed_stand_with_all_policies_and_rules(
+    config: ModelConfig, graph_sizes: tuple[int, ...]
+) -> None:
     def requests() -> list[Request]:
-        params = SamplingParams(128, 128, block_length=128, confidence_threshold=0.3)
-        return [Request("long", [5, 6, 7], params, 0.0), *plain_requests(5)]
+        some = mixed_requests(80)
+        for i, request in enumerate(some):
+            request.block.known = tuple((i + at) % 60 for at in range(i % (request.block.length + 1)))
+        return some
 
-    expected = run(small_engine(config=config), requests())
-    counted.clear()
-    assert run(small_engine(config=config, is_async=True), requests()) == expected
-    assert counted["host step"] and not counted["host choice"]
+    expected_logprobs: Logprobs = {}
+    expected = run(small_engine(config=config), requests(), expected_logprobs)
+    logprobs: Logprobs = {}
+    assert run(small_engine(config=config, is_async=True, graph_sizes=graph_sizes), requests(), logprobs) == expected
+    same_logprobs(logprobs, expected_logprobs)
+    for request in requests():
+        answer, known = expected[request.request_id], request.block.known
+        if not request.params.remask_below:
+            assert tuple(answer[: len(known)]) == known[: len(answer)]
 
 
 @pytest.mark.parametrize("block_length", [8, 16, 32])

@@ -200,9 +200,12 @@ def test_scattered_pages_change_nothing(config: ModelConfig, alone: dict[str, li
                     engine.scheduler.add(left)
 
 
-def test_a_retried_block_gives_the_same_answer(config: ModelConfig, alone: dict[str, list[int]]) -> None:
+@pytest.mark.parametrize("is_async", [False, True], ids=["host", "async"])
+def test_a_retried_block_gives_the_same_answer(
+    config: ModelConfig, alone: dict[str, list[int]], is_async: bool
+) -> None:
     """The block is thrown away in the middle and started again, as after the loss of a worker."""
-    engine = small_engine(config=config)
+    engine = small_engine(config=config, is_async=is_async)
     told: Logprobs = {}
     num_retries = 0
     for request in mixed_requests(40):

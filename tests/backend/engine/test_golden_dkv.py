@@ -116,7 +116,7 @@ def test_the_others_with_the_quirk_that_we_do_not_copy(
     engine: Engine, cases: list[Case], monkeypatch: pytest.MonkeyPatch, golden_table: GoldenTable
 ) -> None:
     monkeypatch.setattr(test_golden, "params", params)
-    for module in ("backend.engine.batch.query", "backend.core.queries.query"):
+    for module in ("backend.engine.block_state.query", "backend.core.queries.query"):
         monkeypatch.setattr(module, as_the_reference_shifts)
     for case in filter(has_quirk, cases):
         compare(golden_table, [case], *generate(engine, [case]), "alone; with the reference's quirk")

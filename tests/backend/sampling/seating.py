@@ -74,9 +74,7 @@ def host_commits(
         choice = batch.choose(logits[places].clone(), mask_token_id, np.array(places))
         for place, token in zip(choice.places.tolist(), choice.tokens.tolist(), strict=True):
             row, offset = divmod(place, longest_block)
-            known = requests[row].block.known
-            streamed = known[offset] if offset < len(known) else token
-            commits[row][offset] = FAILED if token == sampler.FAILED else streamed
+            commits[row][offset] = FAILED if token == sampler.FAILED else token
     return commits
 
 

@@ -42,6 +42,23 @@ def test_the_mask_token_is_never_chosen_even_as_the_arg_max() -> None:
             assert len(chosen) == 4 and MASK not in chosen.values()
 
 
+def test_tokens_that_an_earlier_attempt_streamed_stand_and_are_what_logprobs_are_of() -> None:
+    again = request(confidence_threshold=0.0, logprobs=1)
+    again.block.known = (3, 4)
+    logits = torch.randn(7, 10, generator=torch.Generator().manual_seed(0))
+    batch = SamplingBatch([request(confidence_threshold=0.0), again], 4, CPU)
+    choice = batch.choose(logits.clone(), MASK, np.array([0, 1, 2, 4, 5, 6, 7]))
+    logits[:, MASK] = -torch.inf
+    best = logits.argmax(dim=-1).tolist()
+    assert best[3] != 3 and best[4] != 4
+    assert choice.tokens.tolist() == [*best[:3], 3, 4, *best[5:]]
+    told = batch.logprobs(choice)["r"]
+    expected = logits[3:].log_softmax(dim=-1)[range(4), [3, 4, *best[5:]]].tolist()
+    assert [of.logprob for of in told] == pytest.approx(expected, abs=1e-5)
+    broken = torch.full((1, 10), torch.nan)
+    assert SamplingBatch([again], 4, CPU).choose(broken, MASK, np.array([1])).tokens.tolist() == [FAILED]
+
+
 def test_ties_go_to_the_lower_id() -> None:
     logits = torch.zeros(1, 10)
     logits[0, [4, 7]] = 3.0
