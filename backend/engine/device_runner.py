@@ -56,7 +56,7 @@ class DeviceRunner:
         config, device = model.config, cache.data.device
         self._seating = Seating(max_num_seqs, cache, config)
         self.unmasker = FusedUnmasker(
-            max(max_num_seqs * LONGEST_BLOCK, min_rows(device)),
+            _rounded(max(max_num_seqs * LONGEST_BLOCK, min_rows(device))),
             max_num_seqs,
             LONGEST_BLOCK,
             device,
@@ -135,8 +135,7 @@ class DeviceRunner:
             if row is not None and row.fits:
                 first = i < len(plan.prefills) and commits_only_first(request, shift)
                 count += 1 if first else request.block.num_masked
-        # Rounded up: Triton compiles for a size of 1, and for multiples of 16, apart from all others.
-        return -(-max(count, min_rows(self.cache.data.device)) // _ROWS) * _ROWS
+        return _rounded(max(count, min_rows(self.cache.data.device)))
 
     def _hosted(self, requests: Sequence[Request]) -> list[BlockState]:
         """What the host knows of these, and from now on of nobody else."""
@@ -158,3 +157,8 @@ class DeviceRunner:
         runs_again = not plan.prefills and None not in rows
         self._batch, self._batch_rows = (batch, rows) if runs_again else (None, [])
         return batch
+
+
+def _rounded(num_rows: int) -> int:
+    """Up: Triton compiles for a size of 1, and for multiples of 16, apart from all others."""
+    return -(-num_rows // _ROWS) * _ROWS

@@ -86,8 +86,10 @@ def largest_steps(scheduler: AnySchedulerConfig, config: ModelConfig) -> tuple[S
     """
     longest = config.max_position
     if isinstance(scheduler, SchedulerConfig):
-        budget = JOINED_TOKENS if scheduler.token_budget == "auto" else scheduler.token_budget
-        num_tokens, num_blocks = budget + longest, scheduler.max_num_seqs
+        # What `TokenBudget` saves while small prefills trickle in is up to another budget and the longest of them.
+        budget = JOINED_TOKENS if scheduler.token_budget == "auto" else 2 * scheduler.token_budget
+        num_blocks = scheduler.max_num_seqs
+        num_tokens = min(budget + longest, num_blocks * longest)
     elif isinstance(scheduler, PrefillSchedulerConfig):
         num_tokens, num_blocks = max(scheduler.max_prefill_tokens, longest), 0
     else:

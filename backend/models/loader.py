@@ -48,25 +48,28 @@ def new_model(config: ModelConfig) -> Transformer:
 
 def empty_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Transformer:
     """As `new_model`, for inference in `dtype` on `device`: nobody has written to its matrices."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with device, _WithoutInitialisation():
-            return new_model(config).eval().requires_grad_(False)
-    finally:
-        torch.set_default_dtype(default)
+    with device, _ForInference(dtype):
+        return new_model(config).eval().requires_grad_(False)
 
 
-class _WithoutInitialisation(TorchFunctionMode):
-    """Leaves parameters as they were allocated.
+class _ForInference(TorchFunctionMode):
+    """Allocates parameters in `dtype` and leaves them as they were allocated.
 
-    Modules on the meta device would, too, but there initialising them imports torch's compiler: 2 s.
+    The default dtype is that of all threads: another one may be loading a model, or running one.
+    Modules on the meta device would stay as they are, too, but there initialising them imports torch's
+    compiler: 2 s.
     """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if getattr(func, "__module__", "") == "torch.nn.init":
             return args[0] if args else kwargs["tensor"]
+        if func in (torch.empty, torch.ones):
+            kwargs = {**kwargs, "dtype": kwargs.get("dtype") or self._dtype}
         return func(*args, **kwargs)
 
 
@@ -91,18 +94,18 @@ def _files(directory: Path) -> dict[Path, list[str]]:
     """The safetensors files of `directory` and the tensors that lie in each."""
     index = directory / _INDEX
     try:
+        shards = [directory / _SINGLE]
         if index.exists():
-            shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        else:
-            shards = [_SINGLE]
-        files = {}
+            shards = sorted({directory / shard for shard in json.loads(index.read_bytes())["weight_map"].values()})
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{index} is broken: {error!r}") from None
+    files = {}
+    try:
         for shard in shards:
-            with safe_open(directory / shard, framework="pt") as handle:
-                files[directory / shard] = list(handle.keys())
+            with safe_open(shard, framework="pt") as handle:
+                files[shard] = list(handle.keys())
     except FileNotFoundError as error:
         raise CheckpointError(f"{directory}: weights are missing ({_SINGLE} or {_INDEX}): {error}") from None
-    except (json.JSONDecodeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{index} is broken: {error!r}") from None
     except SafetensorError as error:
         raise CheckpointError(f"{directory}: a safetensors file is broken: {error}") from None
     return files

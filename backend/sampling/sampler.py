@@ -155,7 +155,9 @@ class SamplingBatch:
         if self._quota_rows:
             counts = [num_to_commit(self._requests[row].block, self._params[row]) for row in self._quota_rows]
             if counts.count(1) < len(counts):
-                chosen[self._quota_rows] = by_quota(dense[self._quota_rows], np.array(counts))
+                of_rows = dense[self._quota_rows]
+                is_broken = (of_rows == np.inf).any(axis=1)  # no quota of nothing hides that
+                chosen[self._quota_rows] = by_quota(of_rows, np.maximum(counts, is_broken))
         if self._paced_rows:
             caps = np.array([_pace(self._requests[row]) for row in self._paced_rows])
             chosen[self._paced_rows] &= by_quota(dense[self._paced_rows], caps)

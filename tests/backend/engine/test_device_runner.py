@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 
 from backend.core.request import Request
 from backend.core.sampling_params import SamplingParams
@@ -102,3 +103,16 @@ def test_more_requests_in_a_step_than_seats(config: ModelConfig, monkeypatch: py
     monkeypatch.setattr(HostChoice, "__init__", choosing)
     assert run(engine(True), plain_requests(24)) == expected
     assert hosted[8 - 3] > 2 and max(hosted) == 8 - 3
+
+
+@pytest.mark.parametrize("num_threads", [2, 9])
+def test_any_number_of_threads(num_threads: int) -> None:
+    """What a CPU pads to follows from it."""
+    params = SamplingParams(32, 32)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        answers = [run(small_engine(seqs=1, is_async=a), [Request("0", [5, 6], params, 0.0)]) for a in (False, True)]
+    finally:
+        torch.set_num_threads(before)
+    assert answers[0] == answers[1]

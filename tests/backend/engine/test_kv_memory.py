@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from backend.attention.kv_cache import KVCache
+from backend.core.page_pool import PagePool
 from backend.core.prefill_scheduler import PrefillSchedulerConfig
-from backend.core.scheduler import SchedulerConfig
+from backend.core.scheduler import Scheduler, SchedulerConfig
 from backend.core.synchronized_scheduler import SynchronizedSchedulerConfig
 from backend.engine.engine import AnySchedulerConfig
 from backend.engine.kv_memory import (
@@ -19,6 +20,7 @@ from backend.engine.kv_memory import (
 from backend.engine.model_runner import ModelRunner
 from backend.models.config import ModelConfig
 from backend.models.loader import new_model
+from tests.backend.core.fake_steps import BLOCK, make, one_each
 
 # The published shapes.
 LLADA_8B = ModelConfig("llada", 126464, 126464, 4096, 12288, 32, 32, 32, 4096, 1e-5, 500_000.0, 126336, (126081,))
@@ -78,8 +80,10 @@ def test_others_have_it() -> None:
 @pytest.mark.parametrize(
     ("scheduler", "num_tokens", "num_blocks"),
     [
-        (SchedulerConfig(100, 5), 164, 5),
-        (SchedulerConfig("auto", 5), 576, 5),
+        (SchedulerConfig(115, 5), 294, 5),
+        (SchedulerConfig(10**6, 5), 320, 5),
+        (SchedulerConfig("auto", 5), 320, 5),
+        (SchedulerConfig("auto", 10), 576, 10),
         (PrefillSchedulerConfig(100), 100, 0),
         (PrefillSchedulerConfig(10), 64, 0),
         (SynchronizedSchedulerConfig(3, 0.0), 192, 3),
@@ -99,10 +103,26 @@ def test_the_largest_step_runs(
         assert all(commits for commits in runner.run(plan).commits)
 
 
+def test_no_burst_after_a_trickle_is_larger() -> None:
+    settings = SchedulerConfig(token_budget=100, max_num_seqs=64)
+    scheduler = Scheduler(settings, PagePool(1000, 4))
+    tokens = []
+    for i in range(30):
+        for j in range(1 if i < 29 else 10):
+            scheduler.add(make(f"{i} {j}", prompt=20 if i < 29 else TINY.max_position - BLOCK))
+        plan = scheduler.schedule()
+        assert plan is not None
+        tokens.append(plan.decode_tokens + sum(request.sequence_length for request in plan.prefills))
+        scheduler.update(plan, one_each(plan))
+    prefills, _, _ = largest_steps(settings, TINY)
+    most = sum(request.sequence_length for request in prefills.prefills)
+    assert settings.token_budget + TINY.max_position < max(tokens) <= most
+
+
 def test_a_prefill_too_long_to_be_tried_is_extrapolated() -> None:
     prefills, _, scale = largest_steps(CONFIG, DREAM_7B)
     measured = sum(request.sequence_length for request in prefills.prefills)
-    assert measured == 8192 and scale * measured == CONFIG.token_budget + DREAM_7B.max_position
+    assert measured == 8192 and scale * measured == 2 * CONFIG.token_budget + DREAM_7B.max_position
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,35 @@ def test_one_file_and_shards_give_the_same_model(checkpoint: Callable[..., Path]
 def test_tied_embeddings_need_no_head(checkpoint: Callable[..., Path]) -> None:
     state = load(checkpoint(weight_tying=True))
     assert torch.equal(state["lm_head.weight"], state["embedding.weight"])
+
+
+def test_models_loaded_at_once_have_each_its_own_dtype(checkpoint: Callable[..., Path]) -> None:
+    """The default dtype, which torch has one of for all threads, is nobody's but the caller's."""
+    directory, dtypes = checkpoint(n_layers=6), (torch.float32, torch.bfloat16, torch.float16)
+
+    def dtypes_of(dtype: torch.dtype) -> set[torch.dtype]:
+        models = [load_model(directory, dtype, torch.device("cpu")) for _ in range(20)]
+        return {parameter.dtype for model in models for parameter in model.parameters()}
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(dtypes_of, dtypes)) == [{dtype} for dtype in dtypes]
+    assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_narrower_checkpoint_is_widened(checkpoint: Callable[..., Path], dtype: torch.dtype) -> None:
+    state = load(checkpoint(change=lambda made: made.update({name: of.to(dtype) for name, of in made.items()})))
+    narrow = tensors(load_config(checkpoint()))["model.transformer.wte.weight"].to(dtype)
+    assert {of.dtype for of in state.values()} == {torch.float32}
+    assert torch.equal(state["embedding.weight"], narrow.float())
+
+
+@pytest.mark.parametrize("index", [b"[1]", b'{"weight_map": {"a": 3}}', b'{"weight_map": {"a": ["b"]}}', b"\xff"])
+def test_a_broken_index_is_named(checkpoint: Callable[..., Path], index: bytes) -> None:
+    directory = checkpoint(shards=2)
+    (directory / "model.safetensors.index.json").write_bytes(index)
+    with pytest.raises(CheckpointError, match=r"index\.json is broken"):
+        load(directory)
 
 
 NAME = "model.transformer.blocks.0.k_proj.weight"

@@ -85,6 +85,14 @@ def test_broken_logits_fail_their_own_request_alone(broken: float, options: dict
     assert {place - 4: token for place, token in chosen.items() if place >= 4} == alone
 
 
+def test_a_step_whose_quota_is_nothing_tells_of_broken_logits() -> None:
+    waits = request(unmasking="entropy", quota_schedule="timesteps")
+    assert choose([waits], torch.zeros(4, 10), [0, 1, 2, 3]) == {}
+    logits = torch.zeros(4, 10)
+    logits[2] = torch.nan
+    assert choose([waits], logits, [0, 1, 2, 3]) == {2: FAILED}
+
+
 def test_a_request_draws_the_same_alone_and_in_a_batch() -> None:
     drawn = request(temperature=1.0, seed=5, confidence_threshold=0.0)
     logits = torch.randn(8, 10, generator=torch.Generator().manual_seed(0))
