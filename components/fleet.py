@@ -76,7 +76,13 @@ class Fleet:
             # Its account starts anew: what it had before it was lost is placed elsewhere by now.
             load = WorkerLoad(report.worker_id, report.num_pages, report.page_size)
             worker = self._workers[report.worker_id] = FleetWorker(report, load, 0.0)
-            log.info("%s %d is here", report.component, report.worker_id)
+            if worker.kind == self._kind:
+                log.info("%s %d is here", report.component, report.worker_id)
+            else:
+                log.error(
+                    "%s %d gets no work: its checkpoint, dtype or page size is not that of the workers before it",
+                    report.component, report.worker_id,
+                )  # fmt: skip
         elif report.is_draining and not worker.report.is_draining:
             log.info("%s %d drains", report.component, report.worker_id)
         began_to_drain = report.is_draining and not worker.report.is_draining

@@ -65,5 +65,4 @@ def _num_seqs(worker: ColocatedWorkerConfig) -> int:
     """So many that pages are the only bound, where they may be."""
     if worker.kv_cache_tokens != "auto":
         return worker.kv_cache_tokens
-    on_cpu = worker.device == "cpu" or (worker.device == "auto" and not any(gpus.in_turn()))
-    return sys.maxsize if on_cpu else AUTO_NUM_SEQS_ON_GPU
+    return sys.maxsize if gpus.runs_on_cpu(worker.device) else AUTO_NUM_SEQS_ON_GPU

@@ -15,6 +15,11 @@ def in_turn() -> Iterator[str]:
     return itertools.cycle(name for name in names if name)
 
 
+def runs_on_cpu(device: str) -> bool:
+    """Whether a worker of this `device` computes on this machine's CPU."""
+    return device == "cpu" or (device == "auto" and not any(in_turn()))
+
+
 def _installed() -> list[str]:
     numbers = (path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
     return sorted((number for number in numbers if number.isdigit()), key=int)

@@ -171,7 +171,7 @@ def _frontends(
         # which is another question.
         "DYN_MIGRATION_LIMIT": "100000",
         "DYN_MIGRATION_MAX_SEQ_LEN": "1",
-        "DYN_LOG": os.environ.get("DYN_LOG", "info,dynamo_llm::migration=error"),
+        "DYN_LOG": os.environ.get("DYN_LOG", "info,dynamo_llm::migration=error,dynamo_runtime::pipeline::network=warn"),
     }
     http = Program("frontend", (*argv, "--http-port", str(config.http_port)), environment, settings.url)
     if config.grpc_port is None:

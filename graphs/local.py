@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from components.config import ConfigError, RouterConfig, WorkerConfig
-from graphs import discovery, readiness, state
+from graphs import discovery, gpus, readiness, state
 from graphs.follower import Follower
 from graphs.launch import Settings, nats_program, stages
 from graphs.ports import PortTaken, free_ports, require_free
@@ -74,13 +74,21 @@ def check(settings: Settings) -> None:
 
 def _check_workers(settings: Settings) -> None:
     workers = {name: config for name, config in settings.sections.items() if isinstance(config, WorkerConfig)}
-    for key in ("page_size", "dtype"):
-        values = {name: getattr(config, key) for name, config in workers.items()}
+    page_sizes = {name: config.page_size for name, config in workers.items()}
+    dtypes = {name: _dtype(config) for name, config in workers.items()}
+    for key, values in (("page_size", page_sizes), ("dtype", dtypes)):
         if len(set(values.values())) > 1:
             raise ConfigError(
                 f"{key} must be the same for all workers, or their KV pages could not be handed over: got {values}; "
                 f"set it under common: or with --{key.replace('_', '-')}"
             )
+
+
+def _dtype(config: WorkerConfig) -> str:
+    """What `auto` comes to where the worker runs: `device` may differ from section to section."""
+    if config.dtype != "auto":
+        return config.dtype
+    return "float32" if gpus.runs_on_cpu(config.device) else "bfloat16"
 
 
 def _check_routing(settings: Settings) -> None:

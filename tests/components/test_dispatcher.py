@@ -414,7 +414,7 @@ def test_an_unheard_or_unlisted_worker_gets_nothing() -> None:
     run(test())
 
 
-def test_a_worker_of_another_model_gets_nothing() -> None:
+def test_a_worker_of_another_model_gets_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         workers = FakeWorkers(w1=completes, w2=completes)
         router = unheard(workers)
@@ -423,6 +423,7 @@ def test_a_worker_of_another_model_gets_nothing() -> None:
         assert candidates(router) == [1] and router.fleet.model == CARD and router.capacity_tokens == 4096
 
     run(test())
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["colocated_worker 2 gets no work"]
 
 
 @pytest.mark.parametrize("seed", range(3))

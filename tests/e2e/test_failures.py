@@ -226,6 +226,8 @@ def test_nats_killed_and_restarted(graph: Served, expected: Answer, reference: R
         pid = graph.kill("nats")
         router = graph.kill("router", signal.SIGSTOP)
         sent_again = _num_sent_again(graph)
+        log = graph.logs / "frontend.log"
+        log_size = log.stat().st_size
         try:
             wait_until(lambda: graph.pid("nats") not in (None, pid), "NATS to be restarted")
             with ThreadPoolExecutor() as pool:
@@ -233,6 +235,7 @@ def test_nats_killed_and_restarted(graph: Served, expected: Answer, reference: R
                 wait_until(lambda: _num_sent_again(graph) > sent_again + 1000, "the frontend to find no router")
                 os.kill(router, signal.SIGCONT)
                 assert answer.result()["text"] == reference.chat("spell lily", 32).text
+            assert log.stat().st_size - log_size < 100_000, "a line for every time"
         finally:
             os.kill(router, signal.SIGCONT)
         stream.read_all()

@@ -101,13 +101,20 @@ def test_no_model_is_one_line_and_2(tmp_path: Path, capsys: pytest.CaptureFixtur
     ("flag", "value", "problem"),
     [
         ("--prefill-worker.page-size", "32", "page_size must be the same for all workers"),
-        ("--colocated-worker.dtype", "bfloat16", "dtype must be the same for all workers"),
+        ("--colocated-worker.dtype", "float16", "dtype must be the same for all workers"),
+        ("--prefill-worker.device", "cpu", "got {'prefill_worker': 'float32', 'colocated_worker': 'bfloat16'}"),
         ("--prefill-worker.model", "elsewhere", "model must be the same for every process"),
     ],
 )
 def test_workers_that_could_not_hand_over_kv_are_refused(
-    flag: str, value: str, problem: str, model: Path, capsys: pytest.CaptureFixture[str]
+    flag: str,
+    value: str,
+    problem: str,
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # `auto` is a GPU
     assert main(["serve", "hybrid", "--model", str(model), flag, value]) == 2
     assert problem in capsys.readouterr().out
 
