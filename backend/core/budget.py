@@ -22,12 +22,20 @@ class TokenBudget:
     the budget left is admitted after a bounded number of steps, and over W steps with prefills
     waiting at most W * token_budget - sum(decode tokens) prefill tokens are admitted (idle
     admissions and steps whose decodes exceed the budget excepted: debt is forgiven).
+
+    Args:
+        least_allowance: what a step earns at least. Algorithm 1 has no such thing and starves prefills for as
+            long as decodes fill the budget. Where these came through it themselves, that soon ends; not where
+            prefill workers hand them over.
     """
 
-    def __init__(self, token_budget: int) -> None:
+    least_deficit = 0
+
+    def __init__(self, token_budget: int, least_allowance: int | None = None) -> None:
         if token_budget < 1:
             raise ValueError(f"token_budget={token_budget} must be at least 1")
         self.token_budget = token_budget
+        self.least_allowance = least_allowance
         self.deficit = 0
 
     def idle(self) -> None:
@@ -46,7 +54,10 @@ class TokenBudget:
         if not waiting:
             self.idle()
             return 0
-        budget = self.token_budget - decode_tokens + self.deficit
+        budget = self.token_budget - decode_tokens
+        if self.least_allowance is not None:
+            budget = max(budget, self.least_allowance)
+        budget += self.deficit
         admitted = 0
         for tokens in waiting:
             idle = decode_tokens == 0 and admitted == 0
@@ -61,5 +72,5 @@ class TokenBudget:
             admitted += 1
         # Algorithm 1 alone lets the deficit grow without end while every step finds a prefill and
         # admits it; nothing that waits ever needs more than its own size and one allowance.
-        self.deficit = min(max(budget, 0), self.token_budget + max(waiting))
+        self.deficit = min(max(budget, self.least_deficit), self.token_budget + max(waiting))
         return admitted

@@ -16,6 +16,9 @@ from backend.core.request import Request, RequestStatus
 from backend.core.running_steps import RunningSteps
 from backend.core.step import StepPlan, StepResult
 
+LEAST_SHARE = 32
+"""Of the token budget, this part is the least that a step earns for prefills."""
+
 
 @dataclass(frozen=True)
 class SchedulerConfig:
@@ -65,7 +68,7 @@ class Scheduler:
         if config.token_budget == "auto":
             self.budget = self.auto_budget = AutoBudget(config.max_num_seqs, self._num_older)
         else:
-            self.budget = TokenBudget(config.token_budget)
+            self.budget = TokenBudget(config.token_budget, max(config.token_budget // LEAST_SHARE, 1))
         self._waiting = PrefillQueue()
         self._waiting_for_kv: list[tuple[float, int, Request]] = []
         self._transferring: dict[str, Request] = {}

@@ -21,24 +21,13 @@ class DebtBudget(TokenBudget):
     def __init__(self, token_budget: int, max_debt: int) -> None:
         super().__init__(token_budget)
         self.max_debt = max_debt
+        self.least_deficit = -max_debt
 
     def admit(self, decode_tokens: int, waiting: Sequence[int], has_room: Callable[[int], bool]) -> int:
-        budget = self.token_budget - decode_tokens + self.deficit
-        if not waiting:
-            self.deficit = max(min(budget, 0), -self.max_debt)
-            return 0
-        admitted = 0
-        for tokens in waiting:
-            idle = decode_tokens == 0 and admitted == 0
-            if tokens > budget and not idle:
-                break
-            if not has_room(admitted):
-                budget = min(budget, self.deficit)
-                break
-            budget -= tokens
-            admitted += 1
-        self.deficit = min(max(budget, -self.max_debt), self.token_budget + max(waiting))
-        return admitted
+        if waiting:
+            return super().admit(decode_tokens, waiting, has_room)
+        self.deficit = max(min(self.token_budget - decode_tokens + self.deficit, 0), -self.max_debt)
+        return 0
 
 
 @dataclass(frozen=True)

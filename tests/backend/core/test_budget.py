@@ -63,6 +63,24 @@ def test_the_deficit_does_not_run_away_while_every_prefill_is_admitted_at_once()
     assert budget.deficit == 105
 
 
+def test_decodes_over_the_budget_eat_what_was_saved() -> None:
+    budget = TokenBudget(100)
+    budget.admit(40, [500], room)
+    assert budget.admit(120, [500], room) == 0
+    assert budget.deficit == 40
+
+
+@given(st.integers(1, 4096), st.integers(1, 64), st.integers(1, 8000), st.integers(1, 9000))
+def test_with_a_least_allowance_no_decodes_starve_a_prefill(tau: int, least: int, size: int, decodes: int) -> None:
+    budget = TokenBudget(tau, least)
+    bound = -(-size // max(tau - decodes, least))
+    steps = 1
+    while budget.admit(decodes, [size], room) == 0:
+        steps += 1
+        assert steps <= bound
+    assert steps == bound
+
+
 @given(BUDGETS, STEPS)
 def test_bounds_hold_while_prefills_wait(tau: int, steps: list[tuple[int, list[int]]]) -> None:
     """Over any window of steps with prefills waiting, decodes running and no debt forgiven."""

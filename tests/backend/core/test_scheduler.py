@@ -163,6 +163,22 @@ def test_a_block_prefilled_elsewhere_is_denoised_once_its_kv_is_here() -> None:
     assert s.pool.num_free == 64 and not s.has_work
 
 
+def test_blocks_that_are_handed_over_without_end_do_not_starve_a_prefill() -> None:
+    s = scheduler(tau=8, seqs=4)
+    s.add(make("waits"))
+    added = 0
+    for _ in range(16):  # 16 tokens, of which each step earns one
+        while s.num_transferring + len(s._denoising) < 3:
+            added += 1
+            s.add(from_elsewhere(f"{added}", arrival=1.0))
+        for request in s.start_transfers():
+            s.transfer_ended(request.request_id, True)
+        plan = next_plan(s)
+        assert len(plan.decodes) == 3, "12 tokens in every step"
+        s.update(plan, one_each(plan))
+    assert names(plan.prefills) == ["waits"]
+
+
 def test_transfers_start_in_order_of_arrival_as_pages_and_seats_come_free() -> None:
     s = scheduler(pages=9)
     for name, arrival in (("late", 3.0), ("early", 1.0), ("middle", 2.0)):
