@@ -19,9 +19,10 @@ from backend.engine.decode_graphs import DecodeGraphs
 from backend.engine.device_batch import DeviceBatch, Row, logit_rows
 from backend.engine.host_choice import HostChoice
 from backend.engine.packing import min_rows
-from backend.engine.running_step import RunningStep
+from backend.engine.running_step import RunningStep, SplitStep
 from backend.engine.seating import LONGEST_BLOCK, Seating
 from backend.engine.staging import Download
+from backend.engine.step_limits import StepLimits
 from backend.models.layers import Transformer
 from backend.sampling.fused import FusedUnmasker
 
@@ -39,6 +40,7 @@ class DeviceRunner:
         max_num_seqs: requests of a step that the device unmasks, at most.
         graph_sizes: steps of denoising alone run as `DecodeGraphs` of these sizes, if any.
         max_length: of the sequences, prompt + canvas, in such steps.
+        limits: of one forward, if memory has any.
     """
 
     def __init__(
@@ -49,10 +51,12 @@ class DeviceRunner:
         max_num_seqs: int,
         graph_sizes: Sequence[int] = (),
         max_length: int = 0,
+        limits: StepLimits | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
         self.attention = attention
+        self._limits = limits
         config, device = model.config, cache.data.device
         self._seating = Seating(max_num_seqs, cache, config)
         self.unmasker = FusedUnmasker(
@@ -85,12 +89,20 @@ class DeviceRunner:
         """Whether a step of this request can be launched before the result of the one before is known."""
         return is_steady(request) and self._seating.seats.fits(request)
 
-    @torch.inference_mode()
-    def launch(self, plan: StepPlan, on_layer: Callable[[int], None] | None = None) -> RunningStep:
+    def launch(self, plan: StepPlan, on_layer: Callable[[int], None] | None = None) -> RunningStep | SplitStep:
         """Begins a step; what it commits in seats is that of the blocks as they are when it gets its turn.
 
         Waits for its hidden states if the tokens of some requests are chosen on the host.
         """
+        parts = self._limits.parts(plan, self.model.config.logits_shift) if self._limits else [plan]
+        if len(parts) == 1:
+            return self._launch(plan, on_layer)
+        # A layer's KV is written when that of the last sequence is.
+        last = max((i for i, part in enumerate(parts) if part.prefills), default=len(parts) - 1)
+        return SplitStep([self._launch(part, on_layer if i == last else None) for i, part in enumerate(parts)])
+
+    @torch.inference_mode()
+    def _launch(self, plan: StepPlan, on_layer: Callable[[int], None] | None) -> RunningStep:
         requests = (*plan.prefills, *plan.decodes)
         rows = self._seating.rows_of(requests)
         hosted = [i for i, row in enumerate(rows) if row is None or not row.fits]

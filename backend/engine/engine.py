@@ -21,7 +21,7 @@ from backend.core.step import StepPlan, StepResult
 from backend.core.synchronized_scheduler import SynchronizedScheduler, SynchronizedSchedulerConfig
 from backend.engine.decode_graphs import graph_sizes
 from backend.engine.device_runner import MAX_SEATED, DeviceRunner
-from backend.engine.kv_memory import bytes_per_token, measure, pool_tokens
+from backend.engine.kv_memory import bytes_per_token, measure, pool_tokens, step_limits
 from backend.engine.model_runner import ModelRunner, Pending
 from backend.models.kernels import FlashInferKernels
 from backend.models.layers import Transformer
@@ -158,10 +158,11 @@ class Engine:
                 scheduler = replace(scheduler, max_num_seqs=min(scheduler.max_num_seqs, MAX_SEATED))
             most = min(_max_num_seqs(scheduler), MAX_SEATED)
             denoises = not isinstance(scheduler, PrefillSchedulerConfig)
+            limits = step_limits(scheduler, longest) if is_cuda else None
             sizes = graph_sizes(most) if is_cuda and denoises and not config.enforce_eager else ()
             if attention == "sdpa":
                 sizes, longest = [size for size in sizes if size <= _LARGEST_SDPA_GRAPH], min(longest, _LONGEST_OF_SDPA)
-            runner.on_device = DeviceRunner(model, cache, runner.attention, most, sizes, longest)
+            runner.on_device = DeviceRunner(model, cache, runner.attention, most, sizes, longest, limits)
         return cls(runner, new_scheduler(scheduler, pool, shape.logits_shift, runner.is_plain), is_async)
 
     def enter(self) -> None:

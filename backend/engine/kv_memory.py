@@ -17,6 +17,7 @@ from backend.core.sampling_params import SamplingParams
 from backend.core.scheduler import SchedulerConfig
 from backend.core.step import StepPlan
 from backend.engine.model_runner import ModelRunner
+from backend.engine.step_limits import StepLimits
 from backend.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -85,15 +86,7 @@ def largest_steps(scheduler: AnySchedulerConfig, config: ModelConfig) -> tuple[S
     tokens as in the first plan the largest step prefills.
     """
     longest = config.max_position
-    if isinstance(scheduler, SchedulerConfig):
-        # What `TokenBudget` saves while small prefills trickle in is up to another budget and the longest of them.
-        budget = JOINED_TOKENS if scheduler.token_budget == "auto" else 2 * scheduler.token_budget
-        num_blocks = scheduler.max_num_seqs
-        num_tokens = min(budget + longest, num_blocks * longest)
-    elif isinstance(scheduler, PrefillSchedulerConfig):
-        num_tokens, num_blocks = max(scheduler.max_prefill_tokens, longest), 0
-    else:
-        num_tokens, num_blocks = scheduler.batch_size * longest, scheduler.batch_size
+    num_tokens, num_blocks = _largest(scheduler, longest)
     measured = min(num_tokens, _MEASURED_TOKENS)
     lengths = [longest] * (measured // longest) + [measured % longest] * (measured % longest > 0)
     prefills = [_request(f"prefill {i}", max(length, BLOCK_LENGTH)) for i, length in enumerate(lengths)]
@@ -102,6 +95,26 @@ def largest_steps(scheduler: AnySchedulerConfig, config: ModelConfig) -> tuple[S
         request.commit([])  # beyond its prefill
     scale = max(num_tokens / sum(request.sequence_length for request in prefills), 1.0)
     return StepPlan(prefills, []), StepPlan([], blocks) if blocks else None, scale
+
+
+def step_limits(scheduler: AnySchedulerConfig, longest: int) -> StepLimits | None:
+    """What the largest step was measured for, in sequences of up to `longest` tokens; None where clients cannot
+    ask for more: prefills alone have the tokens that they have.
+    """
+    num_tokens, num_blocks = _largest(scheduler, longest)
+    num_positions = num_blocks * BLOCK_LENGTH
+    return StepLimits(num_tokens + num_positions, num_positions) if num_blocks else None
+
+
+def _largest(scheduler: AnySchedulerConfig, longest: int) -> tuple[int, int]:
+    """Prefill tokens and blocks of 32 of the largest step."""
+    if isinstance(scheduler, SchedulerConfig):
+        # What `TokenBudget` saves while small prefills trickle in is up to another budget and the longest of them.
+        budget = JOINED_TOKENS if scheduler.token_budget == "auto" else 2 * scheduler.token_budget
+        return min(budget + longest, scheduler.max_num_seqs * longest), scheduler.max_num_seqs
+    if isinstance(scheduler, PrefillSchedulerConfig):
+        return max(scheduler.max_prefill_tokens, longest), 0
+    return scheduler.batch_size * longest, scheduler.batch_size
 
 
 def _request(name: str, length: int) -> Request:

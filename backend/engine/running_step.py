@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from backend.core.logprobs import TokenLogprobs
 from backend.core.request import Request
 from backend.core.step import StepResult
 from backend.engine.host_choice import not_finite
@@ -54,3 +55,22 @@ class RunningStep:
         for at, pairs in zip(self._hosted, self._chosen.commits, strict=True):
             per_request[at] = list(pairs)
         return StepResult(per_request, errors, self._chosen.logprobs)
+
+
+class SplitStep:
+    """A step that runs as several, one after the other."""
+
+    def __init__(self, parts: Sequence[RunningStep]) -> None:
+        self._parts = parts
+
+    def result(self) -> StepResult:
+        """Waits for the end of all."""
+        commits: list[Sequence[tuple[int, int]]] = []
+        errors: dict[str, str] = {}
+        logprobs: dict[str, Sequence[TokenLogprobs]] = {}
+        for part in self._parts:
+            result = part.result()
+            commits += result.commits
+            errors |= result.errors
+            logprobs |= result.logprobs
+        return StepResult(commits, errors, logprobs)

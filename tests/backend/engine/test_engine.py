@@ -21,6 +21,7 @@ from backend.core.scheduler import Scheduler, SchedulerConfig
 from backend.engine.device_runner import DeviceRunner
 from backend.engine.engine import Engine
 from backend.engine.model_runner import ModelRunner
+from backend.engine.step_limits import StepLimits
 from backend.models.config import ModelConfig
 from backend.models.loader import new_model
 
@@ -38,6 +39,7 @@ def small_engine(
     *,
     is_async: bool = False,
     graph_sizes: Sequence[int] = (),
+    limits: StepLimits | None = None,
 ) -> Engine:
     """With `is_async` what runs on a GPU, on the CPU; with `graph_sizes` its graphs too, unrecorded."""
     torch.manual_seed(0)
@@ -47,7 +49,7 @@ def small_engine(
             torch.nn.init.normal_(parameter, std=0.3)
     cache = KVCache(2, pages, page_size, 2, 8, torch.float32, torch.device("cpu"))
     attention = SdpaBackend(cache)
-    on_device = DeviceRunner(model, cache, attention, seqs, graph_sizes, 256) if is_async else None
+    on_device = DeviceRunner(model, cache, attention, seqs, graph_sizes, 256, limits) if is_async else None
     runner = ModelRunner(model, cache, attention, on_device)
     pool = PagePool(pages, page_size)
     scheduler = Scheduler(SchedulerConfig(tau, seqs), pool, config.logits_shift, runner.is_plain)
