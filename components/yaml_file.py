@@ -20,6 +20,8 @@ def read_yaml(path: Path) -> Any:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is not valid YAML: nested too deeply") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not valid YAML: {error}") from None
 

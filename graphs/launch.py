@@ -169,7 +169,7 @@ def _frontends(
         # router that stays away ends this within 10 s, when its lease does. One whose answer has begun is
         # not sent again (no sequence is as short as 1): its tokens would come back as part of the prompt,
         # which is another question.
-        "DYN_MIGRATION_LIMIT": "100000",
+        "DYN_MIGRATION_LIMIT": "1000000",
         "DYN_MIGRATION_MAX_SEQ_LEN": "1",
         "DYN_LOG": os.environ.get("DYN_LOG", "info,dynamo_llm::migration=error,dynamo_runtime::pipeline::network=warn"),
     }

@@ -106,6 +106,8 @@ def _files(directory: Path) -> dict[Path, list[str]]:
                 files[shard] = list(handle.keys())
     except FileNotFoundError as error:
         raise CheckpointError(f"{directory}: weights are missing ({_SINGLE} or {_INDEX}): {error}") from None
+    except OSError as error:
+        raise CheckpointError(f"{directory}: weights cannot be read: {error}") from None
     except SafetensorError as error:
         raise CheckpointError(f"{directory}: a safetensors file is broken: {error}") from None
     return files

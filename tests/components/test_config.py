@@ -95,6 +95,7 @@ def test_a_flag_wins_and_an_absent_one_does_not(graph: Path) -> None:
         ("- 3", "expected sections"),
         ("router: {", "is not valid YAML"),
         ("router: {}\nrouter: {}", "'router' stands twice"),
+        ("[" * 5000, "nested too deeply"),
         ("router: {max_attempts: 3, max_attempts: 4}", "'max_attempts' stands twice"),
         ("? [router]\n: {}", "is not valid YAML"),
         ("router: {max_attempts: 0}", "router.max_attempts: Input should be greater than or equal to 1 (got 0)"),
