@@ -72,7 +72,14 @@ class Load:
 
 
 def test_chaos(tmp_path: Path, chaotic_model: Path, chaotic_reference: Reference) -> None:
-    flags = ("--prefill=2", "--colocated=2", "--overflow-threshold=250", "--kv-transfer-overlap=true", TIMEOUT)
+    flags = (
+        "--prefill=2",
+        "--colocated=2",
+        "--overflow-threshold=250",
+        "--kv-transfer-overlap=true",
+        "--async-scheduling=true",
+        TIMEOUT,
+    )
     flags = (*flags, "--max-attempts=20")
     graph = Served(tmp_path, chaotic_model, "hybrid", *flags)
     rng = random.Random("chaos")
