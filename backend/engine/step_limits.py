@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backend.core.queries import num_query_tokens
+from backend.core.queries import is_steady, num_query_tokens, num_steady_tokens
 from backend.core.request import Request
 from backend.core.step import StepPlan
 
@@ -36,7 +36,7 @@ class StepLimits:
         tokens = masked = decode_tokens = 0
         for i, (request, more_masked) in enumerate(zip(requests, positions, strict=True)):
             is_prefill = i < len(plan.prefills)
-            more = request.sequence_length if is_prefill else num_query_tokens(request, logits_shift)
+            more = request.sequence_length if is_prefill else _num_decode_tokens(request, logits_shift)
             is_full = tokens + more > self.num_tokens or masked + more_masked > self.num_positions
             if is_full and (prefills or decodes):
                 parts.append(StepPlan(prefills, decodes, decode_tokens))
@@ -46,3 +46,8 @@ class StepLimits:
             masked += more_masked
             decode_tokens += 0 if is_prefill else more
         return [*parts, StepPlan(prefills, decodes, decode_tokens)]
+
+
+def _num_decode_tokens(request: Request, logits_shift: int) -> int:
+    # Of one that was launched ahead the prefill may still run: it looks as if that were yet to come.
+    return num_steady_tokens(request) if is_steady(request) else num_query_tokens(request, logits_shift)

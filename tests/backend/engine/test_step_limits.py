@@ -53,6 +53,13 @@ def test_parts_are_the_step_in_order_and_within_the_limits(
     assert (parts == [whole]) == (fits(whole) or len(whole.prefills) + len(whole.decodes) == 1)
 
 
+def test_decodes_whose_prefill_still_runs_count_as_decodes() -> None:
+    decodes = [request(f"d{i}", 80, 1, "dual", False) for i in range(4)]
+    plan = StepPlan([request("p", 330, 1, "dual", False)], decodes, 32)
+    parts = StepLimits(360, 1000).parts(plan, 0)
+    assert [(len(part.prefills), len(part.decodes), part.decode_tokens) for part in parts] == [(1, 2, 16), (0, 2, 16)]
+
+
 @pytest.mark.parametrize("graph_sizes", [(), (1, 4, 16)], ids=["packed", "graphs"])
 @pytest.mark.parametrize("config", [LLADA, DREAM], ids=["llada", "dream"])
 def test_the_same_tokens(config: ModelConfig, graph_sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
